@@ -44,7 +44,7 @@ def gae(
 ) -> Returns:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equations 11 to 16).
 
-    All arrays are ``[B, T]`` in the layout of this module. ``value_targets`` are the λ-returns, advantages + values.
+    All arrays are ``[B, T]`` in the layout of this module. ``value_targets`` are the lambda-returns, advantages + values.
 
     Raises:
         ValueError: shapes differ, or the last time step of a row is not masked out.
@@ -72,10 +72,10 @@ def vtrace(
 ) -> Returns:
     """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, arXiv:1802.01561, section 4).
 
-    ``value_targets`` are equation 1's ``v_s``, with ``c_i = λ min(1, ρ_i)`` (remark 2); ``advantages`` are section 4.2's
-    ``ρ_s (r_s + γ v_{s+1} - V(x_s))`` with ρ clipped at `clip_pg_rho_threshold`. All arrays are ``[B, T]`` in the layout of
-    this module; `behaviour_logp` is the log-probability of the action under the policy that took it, `target_logp`
-    under the one that learns.
+    ``value_targets`` are ``v_s`` of equation 1, its traces ``c_i = lambda * min(1, rho_i)`` as in remark 2. ``advantages``
+    are those of section 4.2, ``rho_s * (r_s + gamma * v_{s+1} - V(x_s))``, rho clipped at `clip_pg_rho_threshold`. All
+    arrays are ``[B, T]`` in the layout of this module; `behaviour_logp` is the log-probability of the action under the
+    policy that took it, `target_logp` under the one that learns.
 
     Raises:
         ValueError: shapes differ, or the last time step of a row is not masked out.
@@ -101,7 +101,7 @@ def vtrace(
 
 
 def discounted_sums(terms: Array, discounts: Array) -> Array:
-    """``out[:, t] = terms[:, t] + discounts[:, t] * out[:, t + 1]``, zero beyond the end; ``[B, T]`` -> float32 ``[B, T]``."""
+    """``out[:, t] = terms[:, t] + discounts[:, t] * out[:, t + 1]``, zero beyond the end; float32 ``[B, T]``."""
     by_time = np.ascontiguousarray(terms.T, dtype=np.float32)
     factors = np.ascontiguousarray(discounts.T, dtype=np.float32)
     for t in range(len(by_time) - 2, -1, -1):

@@ -46,7 +46,7 @@ def segment_end(c: dict[str, Any], row: int, t: int) -> int:
 
 
 def slow_gae(c: dict[str, Any], gamma: float, lambda_: float) -> np.ndarray:
-    """Equation 16: the sum over l of (γλ)^l δ_{t+l}, each δ written out."""
+    """Equation 16: the sum over l of (gamma lambda)^l delta_{t+l}, each delta written out."""
     out = np.zeros_like(c["rewards"])
     for row, t in zip(*np.nonzero(c["loss_mask"]), strict=True):
         for k in range(t, segment_end(c, row, t)):
@@ -58,7 +58,7 @@ def slow_gae(c: dict[str, Any], gamma: float, lambda_: float) -> np.ndarray:
 def slow_vtrace(
     c: dict[str, Any], rhos: np.ndarray, gamma: float, rho_bar: float, pg_rho_bar: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equation 1: v_s = V_s + Σ_t γ^{t-s} (Π_{i<t} c_i) δ_t V, and ρ_s (r_s + γ v_{s+1} - V_s)."""
+    """Equation 1: V_s plus the sum over t of gamma^(t-s), the product of c before t, and the clipped TD error at t."""
     targets = c["values"].astype(float).copy()
     for row, s in zip(*np.nonzero(c["loss_mask"]), strict=True):
         for t in range(s, segment_end(c, row, s)):
@@ -131,7 +131,7 @@ def test_vtrace_by_hand_with_one_clipped_ratio() -> None:
 
 
 def test_on_policy_vtrace_is_the_n_step_return() -> None:
-    """Section 4.1: with π = μ, v_s is the n-step Bellman target, which is GAE's value target at λ = 1."""
+    """Section 4.1: with equal policies, v_s is the n-step Bellman target, which is GAE's value target at lambda 1."""
     c = rollout(np.random.default_rng(0), rows=8, steps=20)
     logp = np.random.default_rng(1).normal(size=c["rewards"].shape).astype(F)
     got = vtrace(logp, logp, **c, gamma=0.97)
