@@ -44,7 +44,7 @@ def gae(
 ) -> Returns:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equations 11 to 16).
 
-    All arrays are ``[B, T]`` in the layout of this module. ``value_targets`` are the lambda-returns, advantages + values.
+    All arrays are ``[B, T]`` in the layout of this module; ``value_targets`` are advantages + values, the lambda-returns.
 
     Raises:
         ValueError: shapes differ, or the last time step of a row is not masked out.
@@ -72,10 +72,10 @@ def vtrace(
 ) -> Returns:
     """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, arXiv:1802.01561, section 4).
 
-    ``value_targets`` are ``v_s`` of equation 1, its traces ``c_i = lambda * min(1, rho_i)`` as in remark 2. ``advantages``
-    are those of section 4.2, ``rho_s * (r_s + gamma * v_{s+1} - V(x_s))``, rho clipped at `clip_pg_rho_threshold`. All
-    arrays are ``[B, T]`` in the layout of this module; `behaviour_logp` is the log-probability of the action under the
-    policy that took it, `target_logp` under the one that learns.
+    ``value_targets`` are ``v_s`` of equation 1, its traces ``c_i = lambda * min(1, rho_i)`` as in remark 2;
+    ``advantages`` are those of section 4.2, ``rho_s * (r_s + gamma * v_{s+1} - V(x_s))``, rho clipped at
+    `clip_pg_rho_threshold`. All arrays are ``[B, T]`` in the layout of this module; `behaviour_logp` is the
+    log-probability of the action under the policy that took it, `target_logp` under the one that learns.
 
     Raises:
         ValueError: shapes differ, or the last time step of a row is not masked out.
