@@ -40,10 +40,10 @@ clean:  ## Remove the environment, build products and caches; runs/ stays.
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# setuptools comes first and the build is not isolated, so that the pins hold for building too.
+# pip and setuptools come first and the build is not isolated, so that the pins hold for building too.
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lgroup's pinned environment needs Python 3.11 or newer: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) setuptools
+	$(PIP) pip setuptools
 	$(PIP) --no-build-isolation --editable '.[rl,train,dev]'
 	touch $@

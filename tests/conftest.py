@@ -1,11 +1,11 @@
 """What all tests share: ways to wait that never sleep, and a look at what a test left behind.
 
-Waiting: `wait_until` waits on a condition variable, `inbox` collects what callbacks deliver and waits for it, `wait_gone`
-waits for processes to end, however they are related to us. Each fails the test when its deadline passes.
+Waiting: `wait_until` waits on a condition variable, `inbox` collects what callbacks deliver and waits for it,
+`wait_gone` waits for processes to end, however they are related to us. Each fails the test when its deadline passes.
 
-Every process that descends from this test run carries `MARK` in its environment, forks of forks and orphans included, so
-that leftovers are found whoever their parent is. Tests in tests/processes are checked for leftovers without asking; others
-ask for it with the fixture `nothing_left`.
+Every process that descends from this test run carries `MARK` in its environment, forks of forks and orphans included,
+so that leftovers are found whoever their parent is. Tests in tests/processes are checked for leftovers without
+asking; others ask for it with the fixture `nothing_left`.
 """
 
 from __future__ import annotations
