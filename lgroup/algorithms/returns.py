@@ -44,7 +44,7 @@ def gae(
 ) -> Returns:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equations 11 to 16).
 
-    All arrays are ``[B, T]`` in the layout of this module; ``value_targets`` are advantages + values, the lambda-returns.
+    All arrays are ``[B, T]`` in the layout of this module; ``value_targets`` are advantages + values (lambda-returns).
 
     Raises:
         ValueError: shapes differ, or the last time step of a row is not masked out.
