@@ -1,0 +1,1 @@
+"""Measures lgroup against a bare training loop: `python -m tools.bench --help`."""
