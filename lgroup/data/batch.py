@@ -57,9 +57,7 @@ class SampleBatch(dict[str, Any]):
         return len(self)
 
     def __len__(self) -> int:
-        for value in self.values():
-            return _num_rows(value)
-        return 0
+        return _num_rows(self)
 
     def __bool__(self) -> bool:
         return len(self) > 0
@@ -213,9 +211,18 @@ def normalise(batch: Any) -> MultiAgentBatch:
 
 
 def take(columns: Mapping[str, Any], rows: Indices) -> ColumnTree:
-    """The columns with axis 0 indexed: views for a slice, gathered copies for int64 indices. Nested dicts stay."""
+    """The columns with axis 0 indexed: views for a slice, gathered copies for int64 indices from 0.
+
+    Nested dicts stay. A slice of all rows gives the arrays themselves: that is a small update's usual step, and slicing
+    a tensor takes 3 us where a numpy array takes 0.2.
+    """
     if isinstance(rows, slice):
-        # No recursion and no call per column on the path of a small update.
+        if (
+            rows.step is None
+            and not rows.start
+            and (rows.stop is None or rows.stop >= _num_rows(next(iter(columns.values()), None)))
+        ):
+            return {name: take(value, rows) if isinstance(value, dict) else value for name, value in columns.items()}
         return {name: take(value, rows) if isinstance(value, dict) else value[rows] for name, value in columns.items()}
     taken: ColumnTree = {}
     indices: torch.Tensor | None = None
@@ -284,9 +291,8 @@ def _trusted(columns: ColumnTree) -> SampleBatch:
 
 def _sample_batch(columns: Any, module: ModuleID | None) -> SampleBatch:
     if not _is_mapping(columns):
-        raise TypeError(
-            f"batch of module {_checked_module_id(module)!r} is a {type(columns).__name__}; a dict of columns is allowed"
-        )
+        found = type(columns).__name__
+        raise TypeError(f"batch of module {_checked_module_id(module)!r} is a {found}; a dict of columns is allowed")
     batch = SampleBatch.__new__(SampleBatch)
     _fill(batch, columns, module)
     return batch
@@ -352,10 +358,10 @@ def _nested_column(name: str, value: Mapping[str, Any], module: ModuleID | None)
 
 
 def _num_rows(value: Any) -> int:
+    """Rows of a column, by the first array in it; 0 for None and for a dict without columns."""
     while isinstance(value, dict):
-        value = next(iter(value.values()))
-    count: int = value.shape[0]
-    return count
+        value = next(iter(value.values()), None)
+    return 0 if value is None else int(value.shape[0])
 
 
 def _env_steps(batch: SampleBatch) -> int:
@@ -380,7 +386,7 @@ def _plain_rows(rows: Indices, count: int) -> Indices:
     """Rows as `take` wants them: no mask, no negative step (tensors have none)."""
     if isinstance(rows, slice):
         return rows if rows.step is None or rows.step > 0 else np.arange(count)[rows]
-    array = np.asarray(rows)
+    array: npt.NDArray[Any] = np.asarray(rows)
     if array.dtype == np.bool_:
         if array.shape != (count,):
             raise IndexError(f"a mask of shape {array.shape} cannot select rows; it needs ({count},)")
