@@ -109,12 +109,18 @@ def discounted_sums(terms: Array, discounts: Array) -> Array:
     return by_time.T
 
 
-def standardise(advantages: Array, *, epsilon: float = 1e-4) -> Array:
-    """Advantages with mean 0 and standard deviation 1 over all their entries, float32; of no entries, no entries."""
+def standardise(
+    advantages: Array, *, mean: float | None = None, deviation: float | None = None, epsilon: float = 1e-4
+) -> Array:
+    """Advantages less their mean over their standard deviation (at least `epsilon`), float32.
+
+    `mean` and `deviation` are those of the whole batch, where `advantages` are only a part of it.
+    """
     if advantages.size == 0:
         return advantages.astype(np.float32)
-    centred = advantages - advantages.mean(dtype=np.float64)
-    return (centred / max(epsilon, float(np.sqrt(np.mean(centred**2))))).astype(np.float32)
+    centre = float(advantages.mean(dtype=np.float64)) if mean is None else mean
+    scale = float(advantages.std(dtype=np.float64)) if deviation is None else deviation
+    return ((advantages - np.float32(centre)) / np.float32(max(epsilon, scale))).astype(np.float32)
 
 
 def _next(values: Array) -> Array:
