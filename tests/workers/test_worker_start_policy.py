@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lgroup.workers.start_policy import FINAL, RestartPolicy, StartFailure, StartPolicy
+
+
+@pytest.mark.parametrize("failure", sorted(FINAL, key=lambda failure: failure.value))
+def test_a_failure_that_would_repeat_is_final(failure: StartFailure) -> None:
+    assert StartPolicy().pause_s(failure, attempt=1, left_s=60, random_source=random.Random(0)) is None
+
+
+@given(attempt=st.integers(1, 10), left_s=st.floats(0, 100), seed=st.integers(), jitter=st.floats(0, 0.9))
+def test_a_retry_comes_within_its_attempts_and_before_the_deadline(
+    attempt: int, left_s: float, seed: int, jitter: float
+) -> None:
+    policy = StartPolicy(max_attempts=4, backoff_s=0.2, jitter=jitter)
+    pause = policy.pause_s(StartFailure.RAISED, attempt=attempt, left_s=left_s, random_source=random.Random(seed))
+    if attempt >= 4:
+        assert pause is None
+    elif pause is not None:
+        assert pause < left_s
+        middle = 0.2 * 2 ** (attempt - 1)
+        assert middle * (1 - jitter) <= pause * 1.000001 and pause <= middle * (1 + jitter) * 1.000001
+
+
+def test_a_retry_that_would_miss_the_deadline_is_not_made() -> None:
+    policy = StartPolicy(backoff_s=1.0, jitter=0)
+    assert policy.pause_s(StartFailure.DIED, attempt=1, left_s=0.9, random_source=random.Random(0)) is None
+
+
+def test_pauses_stay_under_their_limit() -> None:
+    policy = StartPolicy(max_attempts=100, backoff_s=1.0, max_backoff_s=3.0, jitter=0)
+    pauses = [
+        policy.pause_s(StartFailure.RAISED, attempt=attempt, left_s=1e9, random_source=random.Random(0))
+        for attempt in range(1, 6)
+    ]
+    assert pauses == [1.0, 2.0, 3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("setting", [{"max_attempts": 0}, {"jitter": 1.0}, {"jitter": -0.1}])
+def test_an_impossible_policy_is_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        StartPolicy(**setting)  # type: ignore[arg-type]
+
+
+def test_an_actor_that_keeps_dying_early_waits_longer_each_time_and_is_forgiven_once_it_lived() -> None:
+    policy = RestartPolicy(settled_s=10, pause_s=0.1, max_pause_s=0.5)
+    streak, pauses = 0, []
+    for _ in range(6):
+        streak = policy.streak(streak, lived_s=1.0)
+        pauses.append(policy.pause_before(streak))
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.5, 0.5]
+    assert policy.pause_before(policy.streak(streak, lived_s=11.0)) == 0.0

@@ -1,0 +1,168 @@
+"""One actor of a group: its place, its incarnations one after the other, and whether it is taken for healthy.
+
+States:
+
+    STARTING -> UP        its process is ready; the calls made meanwhile are sent, in order
+    STARTING -> DOWN      it did not come up; calls get an error
+    UP       -> STARTING  its process died and it is started again
+    UP       -> DOWN      its process died and it is not
+    any      -> REMOVED   it belongs to no group any more
+
+A call gets exactly one reply. An actor that died is unhealthy until somebody says otherwise, even when its next process
+is up: it may lack state that only the caller can restore.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from concurrent.futures import Future
+from typing import Protocol
+
+from lgroup.transport.io_thread import IOThread
+from lgroup.workers.calls import OnReply, PreparedCall, RemoteError, Reply
+from lgroup.workers.spec import WorkerExit, WorkerSpec
+from lgroup.workers.start_policy import RestartPolicy, StartPolicy
+from lgroup.workers.worker import Worker
+
+
+class SlotState(enum.Enum):
+    """See the module."""
+
+    STARTING = "starting"
+    UP = "up"
+    DOWN = "down"
+    REMOVED = "removed"
+
+
+class Launcher(Protocol):
+    """Starts workers: a cluster."""
+
+    @property
+    def io(self) -> IOThread: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def launch(
+        self, spec: WorkerSpec, *, policy: StartPolicy | None = None, incarnation: int = 0
+    ) -> Future[Worker]: ...
+
+
+class ActorSlot:
+    """Thread-safe."""
+
+    def __init__(self, launcher: Launcher, actor_id: int, spec: WorkerSpec, *, restart: bool) -> None:
+        self.actor_id = actor_id
+        self.healthy = True
+        self.num_restarts = 0
+        self.started: Future[Worker] = launcher.launch(spec)
+        self._launcher = launcher
+        self._spec = spec
+        self._restart = restart
+        self._policy = RestartPolicy()
+        self._lock = threading.RLock()
+        self._state = SlotState.STARTING
+        self._worker: Worker | None = None
+        self._waiting: list[tuple[PreparedCall, OnReply]] = []
+        self._why_down = ""
+        self._ready_at = 0.0
+        self._streak = 0
+        self.started.add_done_callback(self._launched)
+
+    def __repr__(self) -> str:
+        health = "healthy" if self.healthy else "unhealthy"
+        return f"<ActorSlot {self._spec.name} {self._state.value} {health} {self._worker}>"
+
+    @property
+    def state(self) -> SlotState:
+        """See the module."""
+        return self._state
+
+    @property
+    def worker(self) -> Worker | None:
+        """The process it lives in; ``None`` before the first one is ready."""
+        return self._worker
+
+    def send(self, prepared: PreparedCall, on_reply: OnReply) -> None:
+        """Make a call. ``on_reply`` runs on the I/O thread."""
+        with self._lock:
+            if self._state is SlotState.UP and self._worker is not None:
+                self._worker.send(prepared, on_reply)
+                return
+            if self._state is SlotState.STARTING:
+                self._waiting.append((prepared, on_reply))
+                return
+        self._launcher.io.call_soon(on_reply, self._refusal(prepared))
+
+    def remove(self, grace_s: float | None) -> None:
+        """Let it go: stop its process after the calls it has (``None``: kill it now)."""
+        with self._lock:
+            self._state = SlotState.REMOVED
+            worker, self._why_down = self._worker, "it was removed from its group"
+            waiting, self._waiting = self._waiting, []
+        for prepared, on_reply in waiting:
+            self._launcher.io.call_soon(on_reply, self._refusal(prepared))
+        if worker is not None:
+            worker.kill() if grace_s is None else worker.stop(grace_s)
+
+    def _launched(self, future: Future[Worker]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._down(str(error))
+            return
+        worker = future.result()
+        with self._lock:
+            if self._state is SlotState.REMOVED:
+                worker.kill()
+                return
+            self._state, self._worker, self._ready_at = SlotState.UP, worker, time.monotonic()
+            self.num_restarts += 1 if worker.incarnation and future is not self.started else 0
+            waiting, self._waiting = self._waiting, []
+            for prepared, on_reply in waiting:
+                self._send_late(worker, prepared, on_reply)
+        worker.on_exit(self._lost)
+
+    def _send_late(self, worker: Worker, prepared: PreparedCall, on_reply: OnReply) -> None:
+        try:
+            worker.send(prepared, on_reply)
+        except Exception as error:  # its caller is elsewhere by now
+            record = RemoteError(type(error).__name__, str(error), "", worker.name, worker.pid)
+            self._launcher.io.call_soon(on_reply, Reply(prepared.request_id, False, None, record))
+
+    def _lost(self, exit: WorkerExit) -> None:
+        with self._lock:
+            self.healthy = False
+            if self._state is SlotState.REMOVED:
+                return
+            if not self._restart or self._launcher.closed:
+                self._down(exit.text)
+                return
+            self._state = SlotState.STARTING
+            self._streak = self._policy.streak(self._streak, time.monotonic() - self._ready_at)
+        self._launcher.io.call_later(self._policy.pause_before(self._streak), self._relaunch)
+
+    def _relaunch(self) -> None:
+        if self._state is SlotState.REMOVED or self._worker is None:
+            return
+        try:
+            future = self._launcher.launch(self._spec, incarnation=self._worker.incarnation + 1)
+        except Exception as error:
+            self._down(str(error))
+        else:
+            future.add_done_callback(self._launched)
+
+    def _down(self, why: str) -> None:
+        with self._lock:
+            self.healthy = False
+            if self._state is not SlotState.REMOVED:
+                self._state, self._why_down = SlotState.DOWN, why
+            waiting, self._waiting = self._waiting, []
+        for prepared, on_reply in waiting:
+            on_reply(self._refusal(prepared))
+
+    def _refusal(self, prepared: PreparedCall) -> Reply:
+        text = f"{self._spec.name} has no process: {self._why_down}"
+        error = RemoteError("ActorError", text, "", self._spec.name, None, died=True)
+        return Reply(prepared.request_id, False, None, error)
