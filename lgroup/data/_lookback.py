@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 Index: TypeAlias = "int | slice | Sequence[int] | None"
 
@@ -20,7 +21,7 @@ class LookbackBuffer:
     __slots__ = ("data", "lookback")
 
     def __init__(self, data: Any = (), lookback: int = 0) -> None:
-        self.data: Any = list(data) if isinstance(data, (list, tuple)) else data
+        self.data: Any = list(data) if isinstance(data, (list, tuple)) else tree_map(np.asarray, data)
         """A list of items, or a tree of arrays."""
         self.lookback = lookback
         if not 0 <= lookback <= self.total:
@@ -63,6 +64,12 @@ class LookbackBuffer:
         """Stack the items; no change if there are none or it is done."""
         self.data = stack_or_same(self.data)
 
+    def unstack(self) -> None:
+        """Make a list of the items again, for a buffer that is to grow. They are copies, and keep no array alive."""
+        if not isinstance(self.data, list):
+            count = self.total
+            self.data = [tree_map(lambda array, place=i: array[place].copy(), self.data) for i in range(count)]
+
     def get(self, index: Index = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """Items by index: all that are no history for None, one for an int, several for a slice or a list of ints.
 
@@ -99,20 +106,36 @@ class LookbackBuffer:
         return range(min(start, self.total - 1), max(stop, -1), step)
 
     def _pick_each(self, places: Iterable[int] | slice, fill: Any) -> Any:
-        items = [self._item(place, fill) for place in places] if not isinstance(places, slice) else []
-        return stack(items) if self.is_numpy and items else items if not self.is_numpy else self.part(slice(0, 0))
+        if isinstance(places, slice):
+            places = range(*places.indices(self.total))
+        wanted = np.array(list(places), dtype=np.int64)
+        inside = (wanted >= 0) & (wanted < self.total)
+        if fill is None and not inside.all():
+            raise self._out_of_range(int(wanted[~inside][0]))
+        if isinstance(self.data, list):
+            return [self._item(place, fill) for place in wanted.tolist()]
+        return tree_map(lambda array: _picked(array, wanted, inside, fill), self.data)
 
     def _item(self, place: int, fill: Any) -> Any:
-        if 0 <= place < self.total:
-            return self.data[place] if isinstance(self.data, list) else tree_map(lambda array: array[place], self.data)
-        if fill is None:
-            raise IndexError(
-                f"index {place - self.lookback} is out of range: "
-                f"there are {len(self)} items and {self.lookback} of lookback"
-            )
-        if not self.total:
-            return fill
-        return tree_map(lambda like: np.full_like(like, fill), self._item(0, None))
+        if not 0 <= place < self.total:
+            if fill is None:
+                raise self._out_of_range(place)
+            return tree_map(lambda like: _filled(like, fill), self._item(0, None)) if self.total else fill
+        return self.data[place] if isinstance(self.data, list) else tree_map(lambda array: array[place], self.data)
+
+    def _out_of_range(self, place: int) -> IndexError:
+        first = -self.lookback
+        return IndexError(f"there is no item {place - self.lookback}: they go from {first} to {len(self) - 1}")
+
+
+def _picked(array: npt.NDArray[Any], places: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_], fill: Any) -> Any:
+    picked = np.full((len(places), *array.shape[1:]), 0 if fill is None else fill, dtype=array.dtype)
+    picked[inside] = array[places[inside]]
+    return picked
+
+
+def _filled(like: Any, fill: Any) -> Any:
+    return np.full_like(like, fill) if isinstance(like, np.ndarray) else fill
 
 
 def stack(items: Any) -> Any:

@@ -6,6 +6,7 @@ dtype, or a nested dict of them, and all have the same number of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -77,6 +78,10 @@ class SampleBatch(dict[str, Any]):
     def update(self, *args: Any, **more: Any) -> None:
         for name, value in dict(*args, **more).items():
             self[name] = value
+
+    def __ior__(self, other: Any) -> SampleBatch:  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         if name not in self:
@@ -224,6 +229,8 @@ def take(columns: Mapping[str, Any], rows: Indices) -> ColumnTree:
         ):
             return {name: take(value, rows) if isinstance(value, dict) else value for name, value in columns.items()}
         return {name: take(value, rows) if isinstance(value, dict) else value[rows] for name, value in columns.items()}
+    if rows.dtype == np.bool_:
+        rows = np.flatnonzero(rows)
     taken: ColumnTree = {}
     indices: torch.Tensor | None = None
     for name, value in columns.items():
@@ -323,6 +330,8 @@ def _column(name: Any, value: Any, module: ModuleID | None) -> tuple[Any, int]:
             raise _not_a_column(name, "a tensor without axes", module)
         return value, value.shape[0]
     if _is_mapping(value):
+        if name == Columns.LOSS_MASK:
+            raise _not_a_column(name, "a dict", module)
         return _nested_column(name, value, module)
     if not isinstance(value, np.ndarray):
         value = _as_array(name, value, module)
@@ -367,18 +376,20 @@ def _num_rows(value: Any) -> int:
 def _env_steps(batch: SampleBatch) -> int:
     mask = batch.get(Columns.LOSS_MASK)
     if mask is not None:
-        return int(torch.count_nonzero(mask) if isinstance(mask, torch.Tensor) else np.count_nonzero(mask))
+        return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else torch.count_nonzero(mask))
     for name in _STEP_COLUMNS:
         value = batch.get(name)
         if value is not None and not isinstance(value, dict):
             shape = value.shape
             return int(shape[0] * shape[1]) if len(shape) > 1 else int(shape[0])
-    return len(batch)
+    return _num_rows(batch)
 
 
 def _mask_weights(mask: Any) -> npt.NDArray[np.float64]:
-    array = mask.detach().cpu().numpy() if isinstance(mask, torch.Tensor) else mask
-    weights: npt.NDArray[np.float64] = array.reshape(len(array), -1).sum(axis=1, dtype=np.float64)
+    if isinstance(mask, torch.Tensor):
+        # Summed by torch: numpy has no bfloat16.
+        mask = mask.detach().double().reshape(mask.shape[0], math.prod(mask.shape[1:])).sum(1).cpu().numpy()
+    weights: npt.NDArray[np.float64] = mask.sum(axis=tuple(range(1, mask.ndim)), dtype=np.float64)
     return weights
 
 

@@ -224,21 +224,27 @@ class SingleAgentEpisode:
 
     def to_numpy(self) -> SingleAgentEpisode:
         """Stack all lists but the infos into arrays, in place. Python floats become float32. Returns the episode."""
-        for buffer in (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()):
+        for buffer in self._stackable():
             buffer.to_numpy()
         return self
 
     finalize = to_numpy
 
+    def _stackable(self) -> tuple[LookbackBuffer, ...]:
+        return (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values())
+
     def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
         """The chunk that follows this one: it starts with the last observation, has this one's last
-        ``len_lookback_buffer`` steps (or what there is) as history, and the same id.
+        ``len_lookback_buffer`` steps (or what there is) as history, and the same id. It grows in lists.
 
         Raises ValueError if the episode is done or not reset.
         """
         if self.is_done or not self.is_reset:
             raise ValueError(f"episode {self.id_} cannot be cut: it is {'done' if self.is_done else 'not reset'}")
-        return self._chunk(self.rewards.total, self.rewards.total, len_lookback_buffer)
+        chunk = self._chunk(self.rewards.total, self.rewards.total, len_lookback_buffer)
+        for buffer in chunk._stackable():
+            buffer.unstack()
+        return chunk
 
     def slice(self, slice_: StepSlice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
         """The steps of ``slice_`` (step 1, negative from the end) as an episode with the same id.
@@ -298,6 +304,7 @@ class SingleAgentEpisode:
                 f"episode {self.id_} has the extra model outputs {sorted(self.extra_model_outputs)}; "
                 f"the chunk from t={other.t_started} has {sorted(other.extra_model_outputs)}"
             )
+        as_numpy = self.is_numpy or other.is_numpy
         self.observations.drop_last()
         self.infos.drop_last()
         for kind in ("observations", "infos", "actions", "rewards"):
@@ -306,6 +313,8 @@ class SingleAgentEpisode:
             self.extra_model_outputs.setdefault(key, LookbackBuffer()).extend(buffer)
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         self.custom_data.update(other.custom_data)
+        if as_numpy:
+            self.to_numpy()
 
     def to_tree(self, *, with_infos: bool = False) -> dict[str, Any]:
         """The episode as a plain tree of arrays, strings and numbers. Infos and custom data may hold anything, which a

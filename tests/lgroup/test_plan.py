@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from lgroup.data import ModuleShare, Plan, RankPlan, leads_of, local_plan, make_plan, take
 
-# Plans are pure and small: more examples found nothing more, and took 10 s.
-settings.register_profile("plan", max_examples=40, deadline=None)
-settings.load_profile("plan")
-
+few = settings(max_examples=40, deadline=None)
 ROWS = st.dictionaries(st.sampled_from(["b", "a", "shared", "default_policy"]), st.integers(0, 40), max_size=3)
 PLANS = {
     "rows": ROWS,
@@ -46,6 +43,7 @@ def described(rank: RankPlan) -> object:
     )
 
 
+@few
 @given(world_size=st.integers(1, 5), **PLANS)
 def test_each_row_is_used_exactly_once_per_epoch(rows, world_size, num_epochs, minibatch_size, shuffle, seed):
     plan = make_plan(
@@ -61,6 +59,7 @@ def test_each_row_is_used_exactly_once_per_epoch(rows, world_size, num_epochs, m
             assert sorted(used) == list(range(rows[module]))
 
 
+@few
 @given(world_size=st.integers(1, 5), **PLANS)
 def test_all_ranks_take_the_same_steps_with_the_same_sorted_modules(
     rows, world_size, num_epochs, minibatch_size, shuffle, seed
@@ -76,6 +75,7 @@ def test_all_ranks_take_the_same_steps_with_the_same_sorted_modules(
         assert all(list(step) == sorted(step) and step for step in rank.steps)
 
 
+@few
 @given(world_size=st.integers(2, 5), **PLANS)
 def test_a_step_holds_the_same_rows_for_any_number_of_ranks(
     rows, world_size, num_epochs, minibatch_size, shuffle, seed
@@ -89,6 +89,7 @@ def test_a_step_holds_the_same_rows_for_any_number_of_ranks(
             assert rows_of_step(many, step, module) == rows_of_step(one, step, module)
 
 
+@few
 @given(data=st.data(), world_size=st.integers(1, 5), **PLANS)
 def test_weights_are_those_of_the_rows_and_add_up(data, rows, world_size, num_epochs, minibatch_size, shuffle, seed):
     weights = {
@@ -120,6 +121,7 @@ def test_weights_are_those_of_the_rows_and_add_up(data, rows, world_size, num_ep
             assert shares[0].lead == (heavy[0] if heavy else -1)
 
 
+@few
 @given(world_size=st.integers(1, 5), **PLANS)
 def test_ranks_are_within_one_row_of_each_other(rows, world_size, num_epochs, minibatch_size, shuffle, seed):
     plan = make_plan(
@@ -132,6 +134,7 @@ def test_ranks_are_within_one_row_of_each_other(rows, world_size, num_epochs, mi
             assert share.total <= (minibatch_size or math.inf)
 
 
+@few
 @given(world_size=st.integers(1, 5), **PLANS)
 def test_a_plan_survives_the_wire(rows, world_size, num_epochs, minibatch_size, shuffle, seed):
     plan = make_plan(
@@ -231,6 +234,7 @@ def test_an_argument_out_of_range_is_named(arguments, message):
         make_plan(**{"rows": {"m": 3}, "world_size": 2, **arguments})
 
 
+@few
 @given(
     rows_by_rank=st.lists(ROWS, min_size=1, max_size=4),
     num_epochs=st.integers(1, 3),
@@ -308,7 +312,7 @@ def test_a_damaged_table_is_refused():
             RankPlan.from_wire({**good, **damage})
 
 
-@settings(max_examples=30)
+@few
 @given(world_size=st.integers(1, 4), seed=st.integers(0, 9), num_epochs=st.integers(1, 2))
 def test_what_ranks_take_from_a_batch_adds_up_to_the_batch(world_size, seed, num_epochs):
     batch = {"obs": np.arange(26).reshape(13, 2), "nested": {"id": np.arange(13)}}
