@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 _RECORD = struct.Struct("<iiqqddiI")
 RECORD_NBYTES = _RECORD.size
+_NO_PLACES = np.zeros(0, np.int64)
 
 
 class ShareRow(NamedTuple):
@@ -49,7 +50,7 @@ def unpack_shares(
     """The records of ``table``. Raises ValueError if it does not fit the numbers of steps, modules or indices."""
     if len(table) % RECORD_NBYTES:
         raise ValueError(f"a plan's table has {len(table)} bytes; it must be a multiple of {RECORD_NBYTES}")
-    places = np.zeros(0, np.int64) if indices is None else np.asarray(indices).astype(np.int64)
+    places = _NO_PLACES if indices is None else np.asarray(indices).astype(np.int64)
     for step, module, start, stop, weight, total, lead, indexed in _RECORD.iter_unpack(table):
         if not (0 <= step < num_steps and 0 <= module < num_modules and 0 <= start <= stop):
             raise ValueError(
