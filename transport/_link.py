@@ -1,0 +1,124 @@
+"""What Router and Dealer have in common: one ZeroMQ socket, sent on by any thread, received from on the I/O thread.
+
+Invariant: the socket is touched only with ``_lock`` held, and ``_closed`` is set in the same hold that closes it.
+
+Sending happens on the caller's thread: handing the frames to the I/O thread would cost a wake and a change of threads
+for each message. The price is one look at the socket's events after each send: its descriptor signals an edge, and a
+send may take the edge that announced a message to the I/O thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from zmq.backend import Socket as _Raw
+
+from lgroup.transport._forks import current_process, refuse_after_fork
+from lgroup.transport._wire_layout import Limits
+from lgroup.transport.io_thread import IOThread
+from lgroup.transport.messages import Buffer
+
+ZERO_COPY_NBYTES = 128 << 10
+"""Frames from this size are sent from the caller's memory; below, pyzmq's bookkeeping costs more than a copy."""
+
+_MAX_BATCH = 256  # messages received before the thread looks at its other descriptors again
+_POLLIN = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
+_NOBLOCK = int(zmq.NOBLOCK)
+_SNDMORE_NOBLOCK = int(zmq.SNDMORE) | int(zmq.NOBLOCK)
+# The wrappers of zmq.Socket check what is known here already: 1 us of 4 for each frame.
+_send = _Raw.send
+_recv = _Raw.recv
+_get = _Raw.get
+
+
+class Link:
+    """One socket on an I/O thread; ``deliver`` gets the frames of each message, on that thread."""
+
+    def __init__(
+        self,
+        io: IOThread,
+        kind: int,
+        limits: Limits,
+        deliver: Callable[[list[zmq.Frame]], None],
+        name: str,
+    ) -> None:
+        self._io = io
+        self._deliver = deliver
+        self._name = name
+        self._process = current_process()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._draining = False
+        self.socket: zmq.Socket[bytes] = io.context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, limits.max_message_bytes)
+
+    def open(self) -> None:
+        """Start receiving; the socket is bound or connecting by now."""
+        self._fd = self.socket.getsockopt(zmq.FD)
+        self._io.add_closer(self.close)
+        self._io.add_reader(self._fd, self._receive)
+        self._io.call_soon(self._receive)  # what came before the descriptor was watched
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Queue the frames as one message, without waiting. False if this end is closed.
+
+        Raises ``zmq.ZMQError`` as the socket does.
+        """
+        refuse_after_fork(self._process, self)
+        last = len(frames) - 1
+        with self._lock:
+            if self._closed:
+                return False
+            socket = self.socket
+            for frame in frames[:last]:
+                _send(socket, frame, _SNDMORE_NOBLOCK, len(frame) < ZERO_COPY_NBYTES)
+            frame = frames[last]
+            _send(socket, frame, _NOBLOCK, len(frame) < ZERO_COPY_NBYTES)
+            took_edge = _get(socket, _EVENTS) & _POLLIN and not self._draining
+            if took_edge:
+                self._draining = True
+        if took_edge:
+            self._io.call_soon(self._receive)
+        return True
+
+    def _receive(self) -> None:
+        """Deliver what has arrived, up to a batch."""
+        self._draining = False
+        socket = self.socket
+        for _ in range(_MAX_BATCH):
+            with self._lock:
+                if self._closed or not _get(socket, _EVENTS) & _POLLIN:
+                    return
+                frame: Any = _recv(socket, _NOBLOCK, False)
+                frames = [frame]
+                while frame.more:
+                    frame = _recv(socket, _NOBLOCK, False)
+                    frames.append(frame)
+            self._deliver(frames)
+        self._io.call_soon(self._receive)
+
+    def close(self, linger_s: float = 0.0) -> bool:
+        """Close the socket; what was sent has ``linger_s`` to leave. False if it was closed before."""
+        refuse_after_fork(self._process, self)
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            self._io.remove_reader(self._fd)
+            self.socket.close(linger=round(linger_s * 1000))
+        self._io.remove_closer(self.close)
+        return True
+
+    def __repr__(self) -> str:
+        return self._name
