@@ -37,7 +37,8 @@ class ConfigError(LGroupError, ValueError):
         """The error for a ``what`` (such as "setting") called ``name`` that is none of ``known``."""
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(known)}"
+        listed = ", ".join(known) if len(known) <= 20 else f"none of the {len(known)} known ones is close to it"
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {listed}"
         return cls(f"there is no {what} {name!r}; {hint}")
 
 

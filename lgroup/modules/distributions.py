@@ -136,7 +136,7 @@ class Categorical(Distribution):
         with torch.no_grad():
             flat = self.probs.reshape(-1, self.log_probs.shape[-1])
             drawn = torch.multinomial(flat, max(1, math.prod(sample_shape)), replacement=True)
-            return drawn.T.reshape(*sample_shape, *self.log_probs.shape[:-1])
+            return drawn.T.reshape((*sample_shape, *self.log_probs.shape[:-1]))
 
     def rsample(self, *, sample_shape: Sequence[int] = ()) -> Tensor:
         raise TypeError("discrete actions have no reparametrised sample; use sample()")

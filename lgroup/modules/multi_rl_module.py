@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from lgroup.columns import ALL_MODULES, DEFAULT_MODULE_ID
+from lgroup.columns import ALL_MODULES
 from lgroup.errors import ConfigError
 from lgroup.modules import _module_state
 from lgroup.modules.rl_module import RLModule, RLModuleSpec, copy_of_module, load_state_file, run_forward
@@ -121,6 +121,7 @@ class MultiRLModule(RLModule):
         for module_id, spec in self.rl_module_specs.items():
             if not (self.inference_only and spec.learner_only):
                 self.add_module(module_id, _for_inference(spec, self.inference_only).build())
+                self.rl_module_specs[module_id] = dataclasses.replace(spec, instance=None)  # no second set of weights
 
     def add_module(self, module_id: str, module: nn.Module, *, override: bool = False) -> None:  # type: ignore[override]
         """Puts ``module`` under ``module_id``. ValueError if the id is taken and ``override`` is not set."""
@@ -250,7 +251,7 @@ class MultiRLModule(RLModule):
             raise KeyError(self._no_such_module(module_id)) from None
 
     def __contains__(self, module_id: object) -> bool:
-        return module_id in self._rl_modules
+        return isinstance(module_id, str) and module_id in self._rl_modules
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rl_modules)
@@ -299,8 +300,7 @@ class MultiRLModuleSpec:
     Args:
         multi_rl_module_class: the class, `MultiRLModule` or a subclass.
         observation_space, action_space, inference_only, model_config: handed to it; see `RLModule`.
-        rl_module_specs: the recipes by module id, or one `RLModuleSpec` for the single module "default_policy" (the
-            config uses it for each of its ``policies``).
+        rl_module_specs: the recipes by module id.
         load_state_path: a file that ``torch.save`` wrote, with ``{module_id: state}``, to start from.
         modules_to_load: the module ids to take from that file; None: all that are in it.
         instance: a finished module to copy instead of building one; see `from_module`.
@@ -311,12 +311,14 @@ class MultiRLModuleSpec:
     action_space: Any = None
     inference_only: bool | None = None
     model_config: Any = None
-    rl_module_specs: dict[str, RLModuleSpec] | RLModuleSpec | None = None
+    rl_module_specs: dict[str, RLModuleSpec] = field(default_factory=dict)
     load_state_path: str | os.PathLike[str] | None = None
     modules_to_load: Collection[str] | None = None
     instance: MultiRLModule | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rl_module_specs, Mapping):
+            raise ConfigError.refused("rl_module_specs", self.rl_module_specs, "a dict of module id to RLModuleSpec")
         if self.load_state_path is None and self.modules_to_load is not None:
             raise ConfigError.refused("modules_to_load", self.modules_to_load, "None unless load_state_path is given")
 
@@ -336,13 +338,6 @@ class MultiRLModuleSpec:
             instance=instance,
         )
 
-    @property
-    def specs(self) -> dict[str, RLModuleSpec]:
-        """The recipes by module id, also where a single one was given."""
-        if isinstance(self.rl_module_specs, RLModuleSpec):
-            return {DEFAULT_MODULE_ID: self.rl_module_specs}
-        return self.rl_module_specs or {}
-
     def build(self, module_id: str | None = None) -> Any:
         """A new `MultiRLModule`, or with ``module_id`` only that one of its modules. ConfigError if incomplete."""
         if module_id is not None and self.instance is None:
@@ -356,14 +351,14 @@ class MultiRLModuleSpec:
         return module
 
     def _construct(self) -> MultiRLModule:
-        if not self.specs:
+        if not self.rl_module_specs:
             raise ConfigError("MultiRLModuleSpec.rl_module_specs is empty; give at least one RLModuleSpec")
         return self.multi_rl_module_class(
             observation_space=self.observation_space,
             action_space=self.action_space,
             inference_only=self.inference_only,
             model_config=self.model_config,
-            rl_module_specs=self.specs,
+            rl_module_specs=self.rl_module_specs,
         )
 
     def _copy_instance(self, instance: MultiRLModule) -> MultiRLModule:
@@ -380,36 +375,36 @@ class MultiRLModuleSpec:
 
     def add_modules(self, module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
         """Adds recipes; with ``override=False`` only under ids that are not taken, else they replace what is there."""
-        kept = {k: v for k, v in self.specs.items() if not override or k not in module_specs}
-        self.rl_module_specs = {**self.specs, **module_specs, **kept}
+        kept = {k: v for k, v in self.rl_module_specs.items() if not override or k not in module_specs}
+        self.rl_module_specs = {**self.rl_module_specs, **module_specs, **kept}
 
     def remove_modules(self, module_ids: str | Collection[str]) -> None:
         """Removes recipes by id; ids that are not there change nothing."""
-        self.rl_module_specs = {k: v for k, v in self.specs.items() if k not in _ids(module_ids)}
+        self.rl_module_specs = {k: v for k, v in self.rl_module_specs.items() if k not in _ids(module_ids)}
 
     def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = False) -> None:
         """Adds the recipes of ``other``; a single one updates each of ours (see `RLModuleSpec.update`)."""
         if isinstance(other, RLModuleSpec):
-            for spec in self.specs.values():
+            for spec in self.rl_module_specs.values():
                 spec.update(other, override=override)
         else:
-            self.add_modules(other.specs, override=override)
+            self.add_modules(other.rl_module_specs, override=override)
 
     def copy(self) -> MultiRLModuleSpec:
         """Another spec with copies of the recipes in it."""
-        specs = self.rl_module_specs
-        copied = specs.copy() if isinstance(specs, RLModuleSpec) else {k: s.copy() for k, s in self.specs.items()}
-        return dataclasses.replace(self, rl_module_specs=copied)
+        return dataclasses.replace(self, rl_module_specs={k: spec.copy() for k, spec in self.rl_module_specs.items()})
 
     def as_multi_rl_module_spec(self) -> MultiRLModuleSpec:
         """The spec itself."""
         return self
 
     def __contains__(self, module_id: object) -> bool:
-        return module_id in self.specs
+        return module_id in self.rl_module_specs
 
     def __getitem__(self, module_id: str) -> RLModuleSpec:
         try:
-            return self.specs[module_id]
+            return self.rl_module_specs[module_id]
         except KeyError:
-            raise KeyError(f"there is no module {module_id!r}; there are: {', '.join(self.specs) or 'none'}") from None
+            raise KeyError(
+                f"there is no module {module_id!r}; there are: {', '.join(self.rl_module_specs) or 'none'}"
+            ) from None
