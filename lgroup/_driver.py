@@ -1,0 +1,234 @@
+"""Between the pure state machine and the world.
+
+Invariants: events are decided one at a time, under `_lock`; the instructions that follow are carried out outside it, by
+one thread at a time and in the order they were decided. Whichever thread brings an event carries out what it finds; if
+another one is at it already, that one goes on with it. So the order of sends is the order of decisions, and no thread
+waits for another's I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lgroup._group_events import (
+    Close,
+    Deliver,
+    Entry,
+    EntryKind,
+    Event,
+    Instruction,
+    Join,
+    Refuse,
+    Send,
+    Status,
+    Stop,
+    Submit,
+    Tick,
+)
+from lgroup._group_state import GroupState, Phase
+from lgroup.errors import LGroupError
+from lgroup.update_result import Lifetime, make_result, state_of
+from lgroup.weights import Weights
+
+
+class Learners(Protocol):
+    """Where the learners are: worker processes, or the coordinator itself."""
+
+    def attach(self, post: Callable[[Event], None]) -> None:
+        """Report what happens to `post` from now on."""
+
+    def join(self, join: Join) -> None:
+        """Have a rank join a generation; it is answered by `Joined` or `JoinFailed`."""
+
+    def send(self, send: Send) -> None:
+        """Send an entry; each rank's answer is a `Replied`."""
+
+    def stop(self) -> None:
+        """End every process, without waiting."""
+
+    def close(self) -> None:
+        """End every process and wait until nothing is left. Any number of times."""
+
+    def names(self) -> list[str]:
+        """Who each rank is, for messages."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What `get_stats` says of each learner."""
+
+
+class GroupDriver:
+    """Feeds the state machine and carries out what it says."""
+
+    def __init__(self, state: GroupState, learners: Learners) -> None:
+        self.state = state
+        self.learners = learners
+        self.lifetime = Lifetime()
+        self._lock = threading.Condition(threading.Lock())
+        self._outbox: deque[Instruction] = deque()
+        self._carrying = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
+        self.publishes = False
+        self.published: Weights | None = None
+        learners.attach(self.post)
+
+    # Events
+
+    def post(self, event: Event) -> None:
+        """Take an event from anywhere, and carry out what follows."""
+        with self._lock:
+            self._decided(self.state.handle(event, time.monotonic()))
+        self._carry_out()
+
+    def tick(self) -> None:
+        """Time passed."""
+        self.post(Tick())
+
+    def start(self) -> None:
+        """Form the first generation and wait until it runs.
+
+        Raises:
+            LGroupError: if it cannot be formed.
+        """
+        with self._lock:
+            self._decided(self.state.start(time.monotonic()))
+        self._carry_out()
+        with self._lock:
+            self._lock.wait_for(lambda: self.state.phase is not Phase.FORMING)
+            if self.state.phase is not Phase.RUNNING:
+                raise self.state.cause or LGroupError("the group was shut down while it started")
+
+    def submit(self, entry: Entry, *, wait: bool = False, on_admission: Callable[[], None] | None = None) -> bool:
+        """Bring a request to the door.
+
+        Args:
+            entry: The request.
+            wait: If there is no room, return False and leave no trace, instead of dropping an update.
+            on_admission: Called under the lock when the entry was taken (or dropped), in the order of decisions.
+
+        Returns:
+            Whether the entry was taken, or dropped for good.
+        """
+        with self._lock:
+            instructions = self.state.handle(Submit(entry, may_wait=wait), time.monotonic())
+            if instructions and isinstance(instructions[0], Refuse):
+                return False
+            if on_admission is not None:
+                on_admission()
+            self._decided(instructions)
+        self._carry_out()
+        return True
+
+    def submit_blocking(self, entry: Entry, on_admission: Callable[[], None] | None = None) -> None:
+        """Bring an update to the door and wait until there is room for it."""
+        while not self.submit(entry, wait=True, on_admission=on_admission):
+            with self._lock:
+                self._lock.wait_for(lambda: self._is_open_for(entry))
+
+    def _is_open_for(self, entry: Entry) -> bool:
+        return self.state.phase in (Phase.BROKEN, Phase.CLOSED) or self.state.has_room(entry.nbytes)
+
+    def watch_room(self, entry: Entry, callback: Callable[[], None]) -> None:
+        """Call `callback` once, from any thread, when there may be room for `entry` (at once if there is)."""
+        with self._lock:
+            if not self._is_open_for(entry):
+                self._watchers.append(callback)
+                return
+        callback()
+
+    def drop(self, entry: Entry, reason: str, on_admission: Callable[[], None] | None = None, error: Any = None) -> None:
+        """Account for an update that is dropped at the door."""
+        with self._lock:
+            if self.state.phase is Phase.CLOSED:
+                raise LGroupError("the learner group is shut down: it takes no more requests")
+            if on_admission is not None:
+                on_admission()
+            self._decided(self.state.drop_at_the_door(entry, reason, error, time.monotonic()))
+        self._carry_out()
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until no request is without a verdict. False if `timeout` seconds were not enough."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.state.num_outstanding == 0, timeout)
+
+    def read(self, what: Callable[[GroupState], Any]) -> Any:
+        """Look at the state machine between two events."""
+        with self._lock:
+            return what(self.state)
+
+    def close(self) -> None:
+        """Give up what is in flight and end the learners. Any number of times, from any thread."""
+        self.post(Close())
+        self.learners.close()
+
+    # Instructions
+
+    def _decided(self, instructions: list[Instruction]) -> None:
+        self._outbox.extend(instructions)
+        self._lock.notify_all()
+
+    def _carry_out(self) -> None:
+        while self._outbox:
+            if not self._carrying.acquire(blocking=False):
+                return  # whoever is at it looks into the outbox again before it leaves
+            try:
+                while self._outbox:
+                    self._execute(self._outbox.popleft())
+            finally:
+                self._carrying.release()
+        if self._watchers:
+            self._call_watchers()
+
+    def _execute(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Send):
+            self.learners.send(instruction)
+        elif isinstance(instruction, Deliver):
+            self._deliver(instruction)
+        elif isinstance(instruction, Join):
+            self.learners.join(instruction)
+        elif isinstance(instruction, Stop):
+            self.learners.stop()
+
+    def _deliver(self, deliver: Deliver) -> None:
+        entry, verdict = deliver.entry, deliver.verdict
+        request = entry.payload
+        if entry.kind is not EntryKind.UPDATE:
+            request.future.set_result((entry, verdict))
+            return
+        result = make_result(entry, verdict, self.lifetime, self.learners.names)
+        if verdict.status is Status.APPLIED:
+            self._publish_state(entry, result.weights_version)
+        quiet = not request.raises or (result.reason == "nonfinite" and not request.raises_nonfinite)
+        if not quiet and result.status in ("failed", "dropped") and result.error is not None:
+            request.future.set_exception(result.error)
+        else:
+            request.future.set_result(result)
+
+    # The last committed weights
+
+    def publish(self, weights: Weights) -> None:
+        """Keep the last committed weights from now on, starting with these: updates' replies bring theirs along."""
+        with self._lock:
+            self.publishes = True
+            if self.published is None or self.published.version <= weights.version:
+                self.published = weights
+
+    def publish_again(self) -> None:
+        """Forget the weights kept: they were changed by something other than an update."""
+        self.published = None
+
+    def _publish_state(self, entry: Entry, version: int) -> None:
+        state = state_of(entry)
+        if self.publishes and state is not None:
+            self.published = Weights(state, version)
+
+    def _call_watchers(self) -> None:
+        with self._lock:
+            if self.state.phase is Phase.RUNNING and not self.state.has_room(0):
+                return
+            watchers, self._watchers = self._watchers, []
+        for callback in watchers:
+            callback()

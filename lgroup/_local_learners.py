@@ -1,0 +1,77 @@
+"""The one learner that lives in the coordinator's own process: requests are carried out where they are sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from lgroup._group_events import Event, Join, Joined, JoinFailed, Outcome, RankReply, Replied, Send
+from lgroup._replies import read_answer
+from lgroup.learner.host import LearnerHost, describe
+from lgroup.learner.seeding import random_state_kept
+from lgroup.transport import Kind, Message, decode, encode
+
+
+class LocalLearners:
+    """A group of one, without a process of its own.
+
+    The caller's random generators are put back after each request. What a learner gets has been through the same wire
+    format as a remote one's, so that it may write to its batch and what cannot travel is refused here, too.
+    """
+
+    def __init__(self, learner_class: Any, config: Any, module_spec: Any, seed: int) -> None:
+        with random_state_kept():
+            self.host = LearnerHost(learner_class, config, module_spec, seed)
+        self._post: Callable[[Event], None] = lambda event: None
+        self.interrupted: BaseException | None = None
+
+    def attach(self, post: Callable[[Event], None]) -> None:
+        """Report answers to `post`."""
+        self._post = post
+
+    def join(self, join: Join) -> None:
+        """Enter the group of one."""
+        try:
+            self.host.join(join.generation, join.rank, 1, join.lead, join.behind, timeout_s=1.0)
+        except Exception as error:
+            self._post(JoinFailed(join.rank, join.generation, describe(error)))
+            return
+        self._post(Joined(join.rank, join.generation))
+
+    def send(self, send: Send) -> None:
+        """Carry the entry out."""
+        ask = send.entry.payload.asks(send.entry, 1)[0]
+        try:
+            args = _private_copy(ask.args) if ask.data_only else ask.args
+            with random_state_kept():
+                answer = getattr(self.host, ask.method)(send.generation, *args)
+            reply = read_answer(answer)
+        except BaseException as error:
+            # The host has taken the entry back. The caller sees the interrupt once the group knows of it.
+            self.interrupted = error
+            reply = RankReply(Outcome.RAISED, describe(error))
+        self._post(Replied(0, send.generation, send.entry.number, reply))
+
+    def stop(self) -> None:
+        """Nothing runs here."""
+
+    def close(self) -> None:
+        """Nothing is open here."""
+
+    def names(self) -> list[str]:
+        """Who the learner is."""
+        return [f"the local learner (pid {os.getpid()})"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for `get_stats`."""
+        memory = psutil.Process().memory_info().rss
+        return [{"rank": 0, "pid": os.getpid(), "node": "local", "phase": "ready", "rss_bytes": memory}]
+
+
+def _private_copy(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments as the other end of a wire would see them."""
+    frames = [bytearray(frame) for frame in encode(Message(Kind.DATA, 0, list(args)))]
+    return tuple(decode(frames).body)

@@ -1,0 +1,40 @@
+"""What can be told of a group from its state alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lgroup._group_state import GroupState, Phase
+
+
+def group_stats(state: GroupState) -> dict[str, Any]:
+    """The group's counters, see `LearnerGroup.get_stats`."""
+    broken = state.phase in (Phase.BROKEN, Phase.CLOSED)
+    return {
+        "learner_group_ts_dropped_lifetime": state.ledger.dropped_env_steps(),
+        "actor_manager_num_outstanding_async_reqs": state.num_outstanding,
+        "updates": state.ledger.updates.as_dict(state.in_flight),
+        "env_steps": state.ledger.env_steps.as_dict(state.in_flight_env_steps),
+        "weights_version": state.weights_version,
+        "generation": state.generation,
+        "phase": state.phase.value,
+        "num_healthy_learners": 0 if broken else state.world_size,
+        "num_restarts": 0,
+        "staleness": {
+            "histogram": dict(sorted(state.staleness.items())),
+            "max": max(state.staleness, default=0),
+        },
+    }
+
+
+def first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
+    """What to say of the first part of the state that is not the same on all ranks; None if all is."""
+    paths = {path: None for own in digests for path in own}
+    for path in paths:
+        by_rank = [own.get(path, "missing") for own in digests]
+        if len(set(by_rank)) > 1:
+            lead = by_rank[0]
+            different = [rank for rank, digest in enumerate(by_rank) if digest != lead]
+            return f"learners differ in {path.lstrip('/')}: ranks {different} hold something else than rank 0"
+    return None

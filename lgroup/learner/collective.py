@@ -1,0 +1,170 @@
+"""The process group of one generation.
+
+Invariant: a `Collective` is joined once, and once closed it never opens again; whoever closes one makes every peer that
+waits in it raise. A later generation is a new object over new sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class CollectiveLost(RuntimeError):
+    """A collective did not complete: a peer closed its group, died, or the deadline passed."""
+
+
+class Pending(Protocol):
+    """A sum under way."""
+
+    def wait(self) -> None:
+        """Block until the sum is in place. Raises `CollectiveLost` if it will never be."""
+
+
+class Collective(Protocol):
+    """What a learner needs of its group."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def lost(self) -> bool:
+        """Whether a collective failed or the group was closed: nothing more will complete."""
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        """Start summing `flat` over all ranks, in place; the result is bit-identical on every rank."""
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Copy rank `source`'s `flat` into everybody's."""
+
+    def close(self) -> None:
+        """Leave at once. Peers that wait for this rank raise `CollectiveLost`."""
+
+
+class _Done:
+    def wait(self) -> None:
+        return None
+
+
+class SingleRank:
+    """The group of one learner: every sum is its own."""
+
+    rank = 0
+    world_size = 1
+    lost = False
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        """Return at once: the sum over one rank is the rank's own."""
+        return _Done()
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Nobody else is there."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _sockets() -> dict[int, int]:
+    """This process's open socket descriptors, with their inodes."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[int(name)] = status.st_ino
+    return found
+
+
+def _is_connected(descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as probe:
+        try:
+            probe.getpeername()
+        except OSError:
+            return False
+        return probe.family in (socket.AF_INET, socket.AF_INET6)
+
+
+class _GlooWork:
+    __slots__ = ("_group", "_work")
+
+    def __init__(self, group: GlooGroup, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._group._failed(error) from None
+
+
+class GlooGroup:
+    """A gloo process group over a store of ours, on the loopback interface.
+
+    The group is made directly rather than by ``init_process_group``: the worker's default process group stays free for
+    the user, no host name is resolved (a host's own name may lead nowhere), and dropping this object is enough to leave.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._lost = False
+        before = _sockets()
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 1
+        try:
+            self._group: Any = dist.ProcessGroupGloo(store, rank, world_size, options)
+        except RuntimeError as error:
+            raise CollectiveLost(f"rank {rank} of {world_size} could not form its group: {error}") from None
+        # Only connected sockets are ever shut down: doing so to gloo's listening one ends the process. The inode tells
+        # whether a number still means the same socket.
+        self._connections = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
+        self._connections = {fd: inode for fd, inode in self._connections.items() if _is_connected(fd)}
+
+    @property
+    def lost(self) -> bool:
+        """Whether a collective failed or the group was closed."""
+        return self._lost
+
+    def sum(self, flat: torch.Tensor) -> Pending:
+        """Start an all-reduce of `flat` (contiguous, any float dtype), in place."""
+        if self._lost:
+            raise CollectiveLost(f"rank {self.rank}: the group is closed")
+        try:
+            return _GlooWork(self, self._group.allreduce([flat]))
+        except RuntimeError as error:
+            raise self._failed(error) from None
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Copy rank `source`'s `flat` into everybody's, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        try:
+            self._group.broadcast([flat], options).wait()
+        except RuntimeError as error:
+            raise self._failed(error) from None
+
+    def close(self) -> None:
+        """Shut the connections down and let go of the group. May be called from any thread, any number of times."""
+        self._lost = True
+        now = _sockets() if self._connections else {}
+        for descriptor, inode in self._connections.items():
+            if now.get(descriptor) == inode:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+        self._connections = {}
+        self._group = None
+
+    def _failed(self, error: RuntimeError) -> CollectiveLost:
+        self.close()
+        return CollectiveLost(f"rank {self.rank} of {self.world_size}: {error}")

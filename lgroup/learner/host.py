@@ -1,0 +1,190 @@
+"""What runs a learner, in a worker process or in the coordinator's own.
+
+Invariant: after every answer the learner is at its `position`: it holds every entry of the group's log up to there and
+nothing of any later one. An entry that cannot be finished is taken back, and from then on everything sent in this
+generation is answered `void`, until the coordinator has the rank join the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from lgroup.data.plan import RankPlan
+from lgroup.learner import state_tree
+from lgroup.learner.collective import Collective, CollectiveLost, SingleRank
+from lgroup.learner.learner import Learner
+from lgroup.learner.seeding import mixed, seed_everything
+from lgroup.learner.state_transfer import adopt_state
+from lgroup.learner.undo import Undo
+from lgroup.learner.update import Cut, NonfiniteGradient, Update
+
+Reply = dict[str, Any]
+#: Opens the process group of a generation: (generation, rank, world_size, timeout_s).
+OpenGroup = Callable[[int, int, int, float], Collective]
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An exception as text, to travel."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+class LearnerHost:
+    """One learner, its place in the group, and the way back from a failed entry."""
+
+    def __init__(
+        self,
+        learner_class: Callable[..., Learner],
+        config: Any,
+        module_spec: Any,
+        seed: int,
+        open_group: OpenGroup | None = None,
+    ) -> None:
+        self._seed = seed
+        self._open_group = open_group
+        seed_everything(mixed(seed))
+        self.learner = learner_class(config=config, module_spec=module_spec)
+        self.learner.build()
+        self._undo = Undo(self.learner)
+        self._generation = 0
+        self._left = True
+
+    # Membership
+
+    def join(self, generation: int, rank: int, world_size: int, lead: int, behind: tuple[int, ...], timeout_s: float) -> None:
+        """Enter the process group of `generation`; if any rank is `behind`, those adopt rank `lead`'s state.
+
+        Raises:
+            CollectiveLost: if the group does not form, or a peer leaves meanwhile.
+        """
+        self._leave()
+        if world_size == 1 or self._open_group is None:
+            collective: Collective = SingleRank()
+        else:
+            collective = self._open_group(generation, rank, world_size, timeout_s)
+        self.learner._lgroup_collective = collective
+        if behind:
+            adopt_state(self.learner, collective, lead=lead, behind=behind)
+        self._generation = generation
+        self._left = False
+
+    def _leave(self) -> None:
+        self.learner._lgroup_collective.close()
+        self._left = True
+
+    def _is_void(self, generation: int) -> bool:
+        return self._left or generation != self._generation
+
+    # Entries of the log
+
+    def update(self, generation: int, request: Mapping[str, Any]) -> Reply:
+        """Train on this rank's part of an update.
+
+        `request` has ``seq``, ``timesteps``, ``kwargs``, ``return_state``, and either ``plan`` and ``columns`` or
+        ``episodes`` and ``cut``; see `lgroup._update_request`.
+        """
+        if self._is_void(generation):
+            return {"outcome": "void"}
+        return self._attempt(lambda: self._train(request))
+
+    def change(self, generation: int, pickled_call: bytes) -> Reply:
+        """Call ``function(learner, **kwargs)``, which may change the learner; `pickled_call` is the two of them."""
+        if self._is_void(generation):
+            return {"outcome": "void"}
+        return self._attempt(lambda: self._call(*pickle.loads(pickled_call)))
+
+    def set_state(self, generation: int, state: Mapping[str, Any]) -> Reply:
+        """Copy a state, or parts of one, into the learner."""
+        if self._is_void(generation):
+            return {"outcome": "void"}
+        return self._attempt(lambda: self._call(Learner.set_state, {"state": state}))
+
+    def read(self, generation: int, name: str, kwargs: Mapping[str, Any]) -> Reply:
+        """Ask for something that changes nothing: ``get_state``, ``digests`` or ``module_ids``."""
+        if self._is_void(generation):
+            return {"outcome": "void"}
+        owner = self if name in ("digests", "module_ids") else self.learner
+        try:
+            value = getattr(owner, name)(**kwargs)
+        except Exception as error:
+            return {"outcome": "read_raised", "error": describe(error)}
+        return {"outcome": "applied", "value": value}
+
+    def _attempt(self, act: Callable[[], Reply]) -> Reply:
+        """Do it, or take it back."""
+        try:
+            reply = act()
+            self._undo.forget()
+            return reply
+        except NonfiniteGradient as error:
+            # Every rank sees the same sum and comes here: nobody leaves.
+            self._undo.roll_back()
+            return {"outcome": "nonfinite", "parameter": error.parameter}
+        except BaseException as error:
+            lost = isinstance(error, CollectiveLost) or self.learner._lgroup_collective.lost
+            # First of all: peers may be waiting in a collective that this rank will not enter.
+            self._leave()
+            self._undo.roll_back()
+            if not isinstance(error, Exception):
+                raise  # such as KeyboardInterrupt, in the coordinator's own process
+            return {"outcome": "lost" if lost else "raised", "error": describe(error)}
+
+    def _train(self, request: Mapping[str, Any]) -> Reply:
+        learner = self.learner
+        seed_everything(mixed(self._seed, request["seq"], learner.rank))
+        update = Update(learner, self._undo, request["timesteps"], request["kwargs"])
+        update.begin()
+        if "episodes" in request:
+            columns = dict(learner.build_batch(request["episodes"]))
+            plan = update.plan_own_data(columns, Cut(**request["cut"]))
+        else:
+            columns = request["columns"]
+            plan = RankPlan.from_wire(request["plan"])
+        trained = update.run(plan, columns)
+        reply: Reply = {"outcome": "applied" if trained else "noop", "metrics": learner.metrics.take()}
+        if request["return_state"]:
+            reply["state"] = learner.module.get_state()
+        return reply
+
+    def _call(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Reply:
+        self._undo.begin(everything=True)
+        self.learner.metrics.begin()
+        return {"outcome": "applied", "value": function(self.learner, **kwargs)}
+
+    # Looking in
+
+    def module_ids(self) -> list[str]:
+        """The modules that the learner has."""
+        return list(self.learner.module.keys())
+
+    def digests(self) -> dict[str, str]:
+        """A digest of every leaf of the learner's state by its path: equal digests mean equal bits."""
+        found: dict[str, str] = {}
+        _digest(state_tree.live_tree(self.learner), "", found)
+        return found
+
+
+def _digest(tree: Any, path: str, found: dict[str, str]) -> None:
+    if isinstance(tree, torch.Tensor):
+        contents = tree.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        found[path] = hashlib.blake2b(contents, digest_size=16).hexdigest()
+    elif isinstance(tree, np.ndarray):
+        found[path] = hashlib.blake2b(np.ascontiguousarray(tree).tobytes(), digest_size=16).hexdigest()
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            _digest(value, f"{path}/{key}", found)
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            _digest(value, f"{path}/{index}", found)
+    else:
+        found[path] = hashlib.blake2b(repr(sorted(tree) if isinstance(tree, set) else tree).encode(), digest_size=16).hexdigest()

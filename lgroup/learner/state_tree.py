@@ -1,0 +1,288 @@
+"""A learner's whole state as one tree of plain containers and tensors.
+
+The same tree serves undo, joining and checkpoints. `live_tree` makes it without copying: its leaves are the learner's own
+tensors. `copy_tree` takes the copy, and `restore` writes a tree back **in place**, so that whatever else refers to a
+tensor or a container goes on referring to the right one. Nothing is cast: a leaf comes back with the dtype it had.
+
+Two halves, because they are copied at different moments of an update::
+
+    early  buffers, optimizer settings, learner attributes, registered objects    (before the first hook)
+    late   parameters and optimizer state                                         (while the first sum runs)
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from lgroup.learner.learner import Learner
+
+Tree = dict[str, Any]
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+class EnumMember(NamedTuple):
+    """A member of an enum, by value: its class is that of what it is restored into."""
+
+    value: Any
+
+
+class _Unknown:
+    """Stands for a value that is no state: it is neither copied nor restored."""
+
+
+UNKNOWN = _Unknown()
+
+
+def has_state_dict(value: Any) -> bool:
+    """Whether `value` keeps its state behind ``state_dict`` and ``load_state_dict``."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def is_restorable_in_place(value: Any) -> bool:
+    """Whether `restore` can put a state back into the very object `value`."""
+    return isinstance(value, (torch.Tensor, np.ndarray, dict, list, set, collections.deque)) or has_state_dict(value)
+
+
+def _live(value: Any) -> Any:
+    """`value` as a tree over its own tensors; `UNKNOWN` if it is no state."""
+    if isinstance(value, (*_SCALARS, torch.Tensor, np.ndarray)):
+        return value
+    if isinstance(value, enum.Enum):
+        return EnumMember(value.value)
+    if isinstance(value, torch.nn.Module):
+        return dict(value.state_dict())
+    if has_state_dict(value):
+        return value.state_dict()
+    if isinstance(value, Mapping):
+        items = ((key, _live(item)) for key, item in value.items())
+        return {key: item for key, item in items if item is not UNKNOWN}
+    if isinstance(value, (list, tuple, collections.deque)):
+        parts = [_live(item) for item in value]
+        if any(part is UNKNOWN for part in parts):
+            return UNKNOWN
+        return type(value)(*parts) if hasattr(value, "_fields") else (tuple if isinstance(value, tuple) else list)(parts)
+    if isinstance(value, (set, frozenset)):
+        return set(value) if all(isinstance(item, _SCALARS) for item in value) else UNKNOWN
+    return UNKNOWN
+
+
+def _optimizer_settings(optimizer: torch.optim.Optimizer) -> list[Tree]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, Any]:
+    """State by the parameter's position in the optimizer; parameters without state are left out."""
+    state = optimizer.state
+    return {i: dict(state[p]) for i, p in enumerate(_optimizer_parameters(optimizer)) if p in state and state[p]}
+
+
+def early_tree(learner: Learner) -> Tree:
+    """Buffers, optimizer settings, attributes and registered objects, over live tensors."""
+    attributes = {name: _live(value) for name, value in learner.state_attributes().items()}
+    return {
+        "buffers": dict(learner.module.named_buffers()),
+        "optimizer_settings": {name: _optimizer_settings(opt) for name, opt in learner.optimizers().items()},
+        "attributes": {name: value for name, value in attributes.items() if value is not UNKNOWN},
+        "registered": {name: _live(value) for name, value in learner.registered_state().items()},
+    }
+
+
+def late_tree(learner: Learner) -> Tree:
+    """Parameters and optimizer state, over live tensors."""
+    return {
+        "parameters": dict(learner.module.named_parameters()),
+        "free_parameters": dict(learner.free_parameters()),
+        "optimizer_state": {name: _optimizer_state(opt) for name, opt in learner.optimizers().items()},
+    }
+
+
+def live_tree(learner: Learner) -> Tree:
+    """The whole state, over live tensors."""
+    return {**early_tree(learner), **late_tree(learner)}
+
+
+def _leaves(tree: Any, out: list[torch.Tensor]) -> None:
+    """Append the tree's tensors in a fixed order."""
+    if isinstance(tree, torch.Tensor):
+        out.append(tree)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            _leaves(value, out)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            _leaves(value, out)
+
+
+def _clone(tree: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        copy = tensors.get(id(tree))
+        if copy is None:
+            copy = tensors[id(tree)] = tree.detach().clone()
+        return copy
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: _clone(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        parts = [_clone(value, tensors) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if isinstance(tree, list):
+        return [_clone(value, tensors) for value in tree]
+    if isinstance(tree, set):
+        return set(tree)
+    return tree
+
+
+class TreeCopy:
+    """Repeated copies of a tree into the same memory: fresh memory costs more than the copy.
+
+    Measured at 67 k parameters with Adam: 24 clones 95 us, one `_foreach_copy_` into warm memory 30 us.
+    """
+
+    def __init__(self) -> None:
+        self._memory: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def take(self, tree: Any) -> Any:
+        """A copy of `tree`; it is overwritten by the next `take`."""
+        live: list[torch.Tensor] = []
+        _leaves(tree, live)
+        live = list({id(tensor): tensor for tensor in live}.values())
+        memory = self._memory
+        if not self._fits(live):
+            memory = self._memory = [torch.empty_like(t, memory_format=torch.preserve_format).detach() for t in live]
+        if live:
+            torch._foreach_copy_(memory, live)
+        return _clone(tree, {id(tensor): copy for tensor, copy in zip(live, memory, strict=True)})
+
+    def _fits(self, live: list[torch.Tensor]) -> bool:
+        memory = self._memory
+        return len(memory) == len(live) and all(
+            m.shape == t.shape and m.dtype == t.dtype and m.device == t.device
+            for m, t in zip(memory, live, strict=True)
+        )
+
+
+@torch.no_grad()
+def copy_tree(tree: Any) -> Any:
+    """An independent copy of a tree: tensors and arrays cloned on their device, containers rebuilt."""
+    return _clone(tree, {})
+
+
+def _restored(live: Any, saved: Any) -> Any:
+    """Write `saved` into `live` where it can be written into; return what should stand in `live`'s place."""
+    if isinstance(saved, torch.Tensor):
+        if isinstance(live, torch.Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
+            live.detach().copy_(saved)
+            return live
+        return saved.clone()
+    if isinstance(saved, np.ndarray):
+        if isinstance(live, np.ndarray) and live.shape == saved.shape and live.dtype == saved.dtype and live.flags.writeable:
+            live[...] = saved
+            return live
+        return saved.copy()
+    if has_state_dict(live):
+        live.load_state_dict(copy_tree(saved))
+        return live
+    if isinstance(saved, dict):
+        return _restored_mapping(live, saved)
+    if isinstance(saved, EnumMember):
+        return type(live)(saved.value) if isinstance(live, enum.Enum) else saved.value
+    if isinstance(saved, (list, tuple)):
+        return _restored_sequence(live, saved)
+    if isinstance(saved, set):
+        return _restored_set(live, saved)
+    return saved
+
+
+def _restored_mapping(live: Any, saved: dict[Any, Any]) -> Any:
+    target = live if isinstance(live, dict) else {}
+    no_state = {key: value for key, value in target.items() if key not in saved and _live(value) is UNKNOWN}
+    items = {key: _restored(target.get(key), value) for key, value in saved.items()}
+    target.clear()
+    target.update({**items, **no_state})
+    return target
+
+
+def _restored_sequence(live: Any, saved: list[Any] | tuple[Any, ...]) -> Any:
+    old = list(live) if isinstance(live, (list, tuple, collections.deque)) else []
+    old += [None] * (len(saved) - len(old))
+    parts = [_restored(o, s) for o, s in zip(old, saved, strict=False)]
+    if isinstance(live, (list, collections.deque)):
+        live.clear()
+        live.extend(parts)
+        return live
+    if isinstance(saved, tuple):
+        return type(saved)(*parts) if hasattr(saved, "_fields") else tuple(parts)
+    return parts
+
+
+def _restored_set(live: Any, saved: set[Any]) -> Any:
+    if isinstance(live, set):
+        live.clear()
+        live.update(saved)
+        return live
+    return frozenset(saved) if isinstance(live, frozenset) else set(saved)
+
+
+def _restore_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[int, Any]) -> None:
+    for index, parameter in enumerate(_optimizer_parameters(optimizer)):
+        if index in saved:
+            optimizer.state[parameter] = _restored(optimizer.state.get(parameter), saved[index])
+        else:
+            optimizer.state.pop(parameter, None)
+
+
+def _restore_optimizer_settings(optimizer: torch.optim.Optimizer, saved: list[Tree]) -> None:
+    for group, settings in zip(optimizer.param_groups, saved, strict=True):
+        parameters = group["params"]
+        items = {key: _restored(group.get(key), value) for key, value in settings.items()}
+        group.clear()
+        group.update({"params": parameters, **items})
+
+
+@torch.no_grad()
+def restore(learner: Learner, tree: Tree) -> None:
+    """Write a tree, or any of its top-level parts, back into the learner in place.
+
+    What the tree does not name keeps its state, except that learner attributes which came after the tree was taken are
+    deleted again.
+    """
+    for part, own in (
+        ("parameters", dict(learner.module.named_parameters())),
+        ("buffers", dict(learner.module.named_buffers())),
+        ("free_parameters", dict(learner.free_parameters())),
+    ):
+        for name, tensor in tree.get(part, {}).items():
+            own[name].detach().copy_(tensor)
+    optimizers = learner.optimizers()
+    for name, state in tree.get("optimizer_state", {}).items():
+        _restore_optimizer_state(optimizers[name], state)
+    for name, settings in tree.get("optimizer_settings", {}).items():
+        _restore_optimizer_settings(optimizers[name], settings)
+    if "attributes" in tree:
+        _restore_attributes(learner, tree["attributes"])
+    registered = learner.registered_state()
+    for name, value in tree.get("registered", {}).items():
+        _restored(registered[name], value)
+
+
+def _restore_attributes(learner: Learner, saved: Tree) -> None:
+    now = learner.state_attributes()
+    for name, value in now.items():
+        if name not in saved and _live(value) is not UNKNOWN:
+            delattr(learner, name)
+    for name, value in saved.items():
+        setattr(learner, name, _restored(now.get(name), value))

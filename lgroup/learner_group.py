@@ -1,0 +1,508 @@
+"""`LearnerGroup`: the coordinator's view of n learners that train as one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from lgroup._building import build_learners, check_devices
+from lgroup._driver import GroupDriver
+from lgroup._group_events import Entry, EntryKind
+from lgroup._group_state import GroupState, Room
+from lgroup._requests import ChangeRequest, Cut, ReadRequest, TrainRequest, UpdateOptions, modules_of, training_entry
+from lgroup._stats import first_difference, group_stats
+from lgroup._verdicts import call_results, raise_unless_applied
+from lgroup.columns import ALL_MODULES, NUM_ENV_STEPS_TRAINED
+from lgroup.data.training_data import TrainingData
+from lgroup.errors import ConfigError, LGroupError
+from lgroup.learner.components import subcomponents
+from lgroup.learner.learner import Learner
+from lgroup.learner.learner_state import COMPONENT_RL_MODULE
+from lgroup.update_result import UpdateFuture, UpdateResult
+from lgroup.weights import Weights
+from lgroup.workers import Cluster, RemoteCallResults
+
+if TYPE_CHECKING:
+    from lgroup.config import LearnerGroupConfig
+    from lgroup.modules import MultiRLModuleSpec, RLModuleSpec
+
+T = TypeVar("T")
+OnFull = Literal["drop", "block"]
+
+COMPONENT_LEARNER = "learner"
+_KINDS_OF_DATA = ("batch", "batches", "batch_refs", "episodes", "episodes_refs", "data_iterators")
+
+
+class LearnerGroup:
+    """n identical learners that average their gradients, behind one object.
+
+    With ``num_learners=0`` the one learner lives in this process, else each has a process of its own. All methods may be
+    called from any thread. Use it as a context manager: leaving it normally finishes what was submitted, leaving it
+    with an exception drops that.
+
+    Args:
+        config: The settings; the group takes a frozen copy.
+        module_spec: The network's recipe, if the config does not say it.
+        cluster: Where learner processes run. None: a cluster of the group's own, on this machine.
+
+    Raises:
+        ConfigError: if a setting is impossible; no process has been started then.
+        WorkerStartError: if a learner does not come up, with its own traceback; none is left running.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: LearnerGroupConfig,
+        module_spec: RLModuleSpec | MultiRLModuleSpec | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        config.validate()
+        self.config = config.copy(copy_frozen=True)
+        check_devices(self.config)
+        self._module_spec = module_spec
+        self._learner_class: type[Learner] = self.config.learner_class  # type: ignore[assignment]
+        spec = module_spec or self.config.get_multi_rl_module_spec()
+        seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
+        self._seed = seed
+        self._owns_cluster = self.is_remote and cluster is None
+        self._cluster = Cluster() if self._owns_cluster else cluster
+        self._async: deque[UpdateFuture] = deque()
+        self._polling = threading.Lock()
+        try:
+            learners = build_learners(self.config, spec, self._cluster if self.is_remote else None, seed)
+            self._driver = GroupDriver(self._new_state(), learners)
+            # Ends the processes of a group that is forgotten rather than shut down.
+            self._finalizer = weakref.finalize(self, _end, self._driver, self._cluster if self._owns_cluster else None)
+            self._driver.start()
+            self._module_ids = frozenset(self._read("module_ids", only_rank=0)[0][0])
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _new_state(self) -> GroupState:
+        config = self.config
+        room = Room(config.max_requests_in_flight_per_learner, config.max_bytes_in_flight)
+        return GroupState(max(1, config.num_learners), room, config.update_timeout_s)
+
+    def _abandon(self) -> None:
+        """The constructor failed: leave nothing behind."""
+        if hasattr(self, "_finalizer"):
+            self._finalizer()
+        elif self._owns_cluster and self._cluster is not None:
+            self._cluster.close(grace_s=0.0)
+
+    # Training
+
+    def update(
+        self,
+        *,
+        batch: Any = None,
+        batches: Sequence[Any] | None = None,
+        batch_refs: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+        episodes_refs: Sequence[Any] | None = None,
+        data_iterators: Sequence[Any] | None = None,
+        training_data: TrainingData | None = None,
+        timesteps: Mapping[str, Any] | None = None,
+        async_update: bool = False,
+        return_state: bool = False,
+        num_epochs: int | None = None,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool | None = None,
+        weights_version: int | None = None,
+        on_full: OnFull = "drop",
+        **kwargs: Any,
+    ) -> Any:
+        """Train all learners on the data, each on its part.
+
+        Args:
+            batch: A `SampleBatch`, `MultiAgentBatch`, dict of columns, or dict of module id to columns.
+            batches: Several of these, trained on as one.
+            batch_refs, episodes_refs, data_iterators: Not in this version.
+            episodes: `SingleAgentEpisode` objects.
+            training_data: All of the above in one object, instead of them.
+            timesteps: Counters for the learners' hooks, such as ``{"num_env_steps_sampled_lifetime": 10_000}``.
+            async_update: Do not wait. See below.
+            return_state: Put the modules' state after the update into the first learner's result.
+            num_epochs, minibatch_size, shuffle_batch_per_epoch: Instead of the config's. ``minibatch_size`` counts rows
+                of one optimizer step over the whole group.
+            weights_version: The version of the weights that the data were sampled under, for the staleness statistics.
+            on_full: For asynchronous updates, what to do when there is no room: ``"drop"`` or ``"block"``.
+            **kwargs: Handed to the learners' ``before_gradient_based_update`` and ``after_gradient_based_update``.
+
+        Returns:
+            Synchronously, this update's `UpdateResult`. With ``async_update=True``, a list of the `UpdateResult` of every
+            earlier asynchronous update that has finished since, in order, each once, the failed and dropped ones too.
+
+        Raises:
+            UpdateFailed, UpdateDropped: synchronously, if the update was not applied.
+            ConfigError: for ``async_update`` without learner processes.
+            ValueError, TypeError: if the data are no batch.
+        """
+        if async_update and self.is_local:
+            raise ConfigError("async_update=True needs learner processes: set num_learners to 1 or more")
+        entry = self._prepare(
+            raises=not async_update,
+            training_data=training_data,
+            batch=batch,
+            batches=batches,
+            batch_refs=batch_refs,
+            episodes=episodes,
+            episodes_refs=episodes_refs,
+            data_iterators=data_iterators,
+            timesteps=timesteps,
+            return_state=return_state,
+            num_epochs=num_epochs,
+            minibatch_size=minibatch_size,
+            shuffle_batch_per_epoch=shuffle_batch_per_epoch,
+            weights_version=weights_version,
+            **kwargs,
+        )
+        if async_update:
+            self._enter(entry, on_full, stream=self._async)
+            return self.poll()
+        return self._enter(entry, "block").result()
+
+    def submit(self, *, on_full: OnFull = "block", **update_arguments: Any) -> UpdateFuture:
+        """Train as `update` does, and return a future of the `UpdateResult` as soon as there is room.
+
+        The result reaches only this future, which raises `UpdateFailed` or `UpdateDropped` if the update was not
+        applied. The arguments are those of `update`, without ``async_update``.
+        """
+        return self._enter(self._prepare(raises=True, **update_arguments), on_full)
+
+    async def submit_async(self, **update_arguments: Any) -> UpdateFuture:
+        """The same as `submit`, waiting for room without blocking the event loop. The future can be awaited."""
+        entry = self._prepare(raises=True, **update_arguments)
+        if self._decided_at_the_door(entry):
+            return self._enter(entry, "block")
+        loop = asyncio.get_running_loop()
+        while not self._driver.submit(entry, wait=True):
+            there_is_room = asyncio.Event()
+            self._driver.watch_room(entry, lambda event=there_is_room: loop.call_soon_threadsafe(event.set))
+            await there_is_room.wait()
+        future: UpdateFuture = entry.payload.future
+        return future
+
+    def poll(self) -> list[UpdateResult]:
+        """Every asynchronous update that has finished since the last call, in order, each once."""
+        finished: list[UpdateResult] = []
+        with self._polling:
+            while self._async and self._async[0].done():
+                finished.append(self._async.popleft().result())
+        return finished
+
+    def drain(self, timeout: float | None = None) -> list[UpdateResult]:
+        """Wait until nothing is in flight, then `poll`. After `timeout` seconds, what has finished by then."""
+        self._driver.wait_idle(timeout)
+        return self.poll()
+
+    def _prepare(
+        self,
+        *,
+        raises: bool,
+        training_data: TrainingData | None = None,
+        timesteps: Mapping[str, Any] | None = None,
+        return_state: bool = False,
+        num_epochs: int | None = None,
+        minibatch_size: int | None = None,
+        shuffle_batch_per_epoch: bool | None = None,
+        weights_version: int | None = None,
+        **rest: Any,
+    ) -> Entry:
+        """The entry for an update's arguments, with a private copy of the data."""
+        given = {kind: rest.pop(kind) for kind in _KINDS_OF_DATA if kind in rest}
+        if training_data is not None and any(value is not None for value in given.values()):
+            raise ValueError("an update trains on training_data or on other data, not on both")
+        data = training_data or TrainingData(**given)
+        data.validate()
+        self._check_hook_keywords(rest)
+        config = self.config
+        shuffle = config.shuffle_batch_per_epoch if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch
+        options = UpdateOptions(
+            cut=Cut(num_epochs or config.num_epochs, minibatch_size or config.total_minibatch_size, shuffle),
+            seed=self._seed,
+            timesteps=timesteps or {},
+            kwargs=rest,
+            return_state=return_state,
+            publishes=self._driver.publishes,
+            raises=raises,
+            raises_nonfinite=config.on_nonfinite == "raise",
+            sampled_version=weights_version,
+        )
+        return training_entry(data, options, learners_build=self._learner_class.build_batch is not Learner.build_batch)
+
+    def _check_hook_keywords(self, keywords: Mapping[str, Any]) -> None:
+        """Refuse keywords that no hook takes, before they fail on the learners."""
+        if not keywords:
+            return
+        for hook in (self._learner_class.before_gradient_based_update, self._learner_class.after_gradient_based_update):
+            parameters = inspect.signature(hook).parameters.values()
+            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+            unknown = set(keywords) - {parameter.name for parameter in parameters}
+            if unknown and not takes_all:
+                raise TypeError(
+                    f"update() got {sorted(unknown)[0]!r}, which is neither an argument of its own nor one of "
+                    f"{self._learner_class.__name__}.{hook.__name__}()"
+                )
+
+    def _decided_at_the_door(self, entry: Entry) -> bool:
+        return entry.rows == 0 or not modules_of(entry) <= self._module_ids
+
+    def _enter(self, entry: Entry, on_full: OnFull, stream: deque[UpdateFuture] | None = None) -> UpdateFuture:
+        """Bring an update to the door. If it belongs to a `stream` of results, it takes its place there when decided."""
+        request: TrainRequest = entry.payload
+        place = None if stream is None else (lambda: stream.append(request.future))
+        if entry.rows == 0:
+            request.future.set_result(self._noop(entry))
+            if place is not None:
+                place()
+            return request.future
+        unknown = sorted(modules_of(entry) - self._module_ids)
+        if unknown:
+            why = f"there is no module {unknown[0]!r}; the learners have {sorted(self._module_ids)}"
+            self._driver.drop(entry, "no_such_module", place, why)
+        elif on_full == "block":
+            self._driver.submit_blocking(entry, place)
+        elif on_full == "drop":
+            self._driver.submit(entry, on_admission=place)
+        else:
+            raise ConfigError.refused("on_full", on_full, "'drop' or 'block'")
+        return request.future
+
+    def _noop(self, entry: Entry) -> UpdateResult:
+        """The result of an update without rows: nothing was submitted, so the ledger does not know of it."""
+        nothing: dict[str, Any] = {ALL_MODULES: {NUM_ENV_STEPS_TRAINED: 0}}
+        version, generation = self._driver.read(lambda state: (state.weights_version, state.generation))
+        return UpdateResult(
+            [dict(nothing) for _ in range(max(1, len(self)))],
+            status="noop",
+            reason="no rows",
+            weights_version=version,
+            generation=generation,
+            reduced=nothing,
+        )
+
+    # Weights and state
+
+    def get_weights(
+        self, module_ids: Collection[str] | None = None, *, inference_only: bool = False, wait: bool = True
+    ) -> Weights:
+        """The modules' weights, with the number of updates they hold in ``.version``.
+
+        Args:
+            module_ids: Which modules; None means all.
+            inference_only: Leave out what is not needed to choose actions.
+            wait: Take them after everything admitted before this call. Otherwise the last committed weights at once; the
+                first such call waits, and from then on every update's reply brings its weights along.
+        """
+        published = self._driver.published
+        if not wait and published is not None and not inference_only:
+            chosen = published if module_ids is None else module_ids
+            return Weights({module_id: published[module_id] for module_id in chosen}, published.version)
+        paths = [COMPONENT_RL_MODULE] if module_ids is None else [f"{COMPONENT_RL_MODULE}/{m}" for m in module_ids]
+        (state,), version = self._read("get_state", only_rank=0, components=paths, inference_only=inference_only)
+        weights = Weights(state.get(COMPONENT_RL_MODULE, {}), version)
+        if not wait and module_ids is None and not inference_only:
+            self._driver.publish(weights)
+        return weights
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy weights, tensors or numpy arrays, into all learners: any subset of the modules, behind all updates.
+
+        Raises:
+            ActorError: if they do not fit; no learner has changed then.
+        """
+        self.set_state({COMPONENT_LEARNER: {COMPONENT_RL_MODULE: weights}})
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        inference_only: bool = False,
+    ) -> dict[str, Any]:
+        """A copy of one learner's state after everything admitted before this call; all learners' are identical.
+
+        Args:
+            components: Paths to include, such as ``"learner/rl_module"``; None means all.
+            not_components: Paths to leave out.
+            inference_only: Leave out of the modules what is not needed to choose actions.
+
+        Returns:
+            ``{"learner": {"rl_module": ..., "optimizer": ..., ...}}``, see `Learner.get_state`.
+        """
+        wanted = subcomponents(COMPONENT_LEARNER, components)
+        unwanted = False if not_components is None else subcomponents(COMPONENT_LEARNER, not_components)
+        if wanted is False or unwanted is None:
+            return {}
+        (state,), _ = self._read(
+            "get_state",
+            only_rank=0,
+            components=wanted,
+            not_components=unwanted or None,
+            inference_only=inference_only,
+        )
+        return {COMPONENT_LEARNER: state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Copy a state as of `get_state`, or any parts of one, into all learners, behind all updates.
+
+        Raises:
+            ValueError: if there is anything but ``"learner"`` in it.
+            ActorError: if a part does not fit; no learner has changed then.
+        """
+        unknown = sorted(set(state) - {COMPONENT_LEARNER})
+        if unknown:
+            raise ValueError(f"a learner group's state has no component {unknown[0]!r}; it has {COMPONENT_LEARNER!r}")
+        if COMPONENT_LEARNER in state:
+            self._change(ChangeRequest.setting_state(state[COMPONENT_LEARNER]))
+
+    def foreach_learner(
+        self,
+        func: Callable[..., T],
+        *,
+        healthy_only: bool = True,
+        remote_actor_ids: Sequence[int] | None = None,
+        timeout_seconds: float | None = None,
+        return_obj_refs: bool = False,
+        mark_healthy: bool = False,
+        **kwargs: Any,
+    ) -> RemoteCallResults:
+        """Call ``func(learner, **kwargs)`` on every learner, behind everything admitted before.
+
+        The call may change the learners. Where it raises, that learner takes back what it did there and adopts the state
+        of those that finished; if none did, nothing has changed.
+
+        Args:
+            func: Any function of a `Learner` that can be pickled, lambdas included.
+            healthy_only, mark_healthy: As in RLlib. All learners of a running group are healthy in this version.
+            remote_actor_ids: Not in this version.
+            timeout_seconds: How long to wait; without an answer by then the results are empty, and the call goes on.
+            return_obj_refs: Not in this version.
+            **kwargs: Handed to `func`.
+
+        Returns:
+            One `CallResult` per rank, in order.
+        """
+        for name, value in (("remote_actor_ids", remote_actor_ids), ("return_obj_refs", return_obj_refs)):
+            if value:
+                raise ConfigError.refused(name, value, "its default, in this version")
+        request = ChangeRequest.calling(func, kwargs)
+        entry = Entry(EntryKind.CHANGE, request)
+        self._driver.submit(entry)
+        try:
+            _, verdict = request.future.result(timeout_seconds)
+        except FutureTimeoutError:
+            return RemoteCallResults()
+        return call_results(entry, verdict)
+
+    def check_sync(self) -> dict[str, str]:
+        """Compare all learners' states, bit for bit, behind everything admitted before.
+
+        Returns:
+            The digest of every part of the state, by its path.
+
+        Raises:
+            LGroupError: naming the first part that differs, and the ranks.
+        """
+        digests, _ = self._read("digests")
+        different = first_difference(digests)
+        if different is not None:
+            raise LGroupError(different)
+        return dict(digests[0])
+
+    def _read(self, name: str, *, only_rank: int | None = None, **kwargs: Any) -> tuple[list[Any], int]:
+        """The answers of the ranks asked, in order, and the weights version they were given at."""
+        request = ReadRequest(name, kwargs)
+        entry = Entry(EntryKind.READ, request, only_rank=only_rank)
+        self._driver.submit(entry)
+        _, verdict = request.future.result()
+        raise_unless_applied(verdict, f"{name}()")
+        return [entry.replies[rank].body["value"] for rank in sorted(entry.replies)], verdict.weights_version
+
+    def _change(self, request: ChangeRequest) -> None:
+        self._driver.submit(Entry(EntryKind.CHANGE, request))
+        _, verdict = request.future.result()
+        self._driver.publish_again()
+        raise_unless_applied(verdict, f"{request.ask.method}()")
+
+    # Looking in
+
+    def get_stats(self) -> dict[str, Any]:
+        """Counters and the learners' state, without asking the learners.
+
+        Returns:
+            RLlib's ``learner_group_ts_dropped_lifetime`` (env steps, an int) and
+            ``actor_manager_num_outstanding_async_reqs``; the ledger in ``updates`` and ``env_steps`` (each
+            ``submitted``, ``in_flight``, ``applied``, ``dropped`` and ``failed`` by reason); ``weights_version``,
+            ``generation``, ``phase``, ``num_healthy_learners``, ``num_restarts``, ``staleness`` (``histogram`` of
+            commits, ``max``) and ``learners``, one dict each.
+        """
+        return {**self._driver.read(group_stats), "learners": self._driver.learners.rows()}
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the learners have processes of their own."""
+        return self.config.num_learners > 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the one learner lives in this process."""
+        return not self.is_remote
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Where the learner processes run; None for a local learner."""
+        return self._cluster
+
+    def __len__(self) -> int:
+        return self.config.num_learners
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        phase, in_flight = self._driver.read(lambda state: (state.phase.value, state.in_flight))
+        return f"<LearnerGroup {phase} num_learners={len(self)} in_flight={in_flight}>"
+
+    # The end
+
+    def shutdown(self) -> None:
+        """End the learners at once. What is in flight is dropped, and counted so. Any number of times, from any thread."""
+        self._finalizer()
+
+    def __enter__(self) -> LearnerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._driver.wait_idle(None)
+        finally:
+            self.shutdown()
+
+    async def __aenter__(self) -> LearnerGroup:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+
+def _end(driver: GroupDriver, own_cluster: Cluster | None) -> None:
+    driver.close()
+    if own_cluster is not None:
+        own_cluster.close(grace_s=0.0)
