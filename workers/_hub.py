@@ -57,6 +57,7 @@ class Hub:
             on_message=self._on_message,
             on_protocol_error=self._on_protocol_error,
             on_unreachable=self._on_unreachable,
+            load_pickles=False,  # a reply that cannot be loaded is that call's error, not the end of the worker
         )
         self._link = ZygoteLink(self.io, self._runtime_dir, self, output)
         self._link.spawn()
@@ -86,7 +87,7 @@ class Hub:
         payload = self._payload(worker)
         self._workers[worker.identity] = worker
         self.io.call_soon(self._link.start, Start(number, payload, output))
-        self.io.call_later(spec.start_timeout_s, worker.deadline)
+        worker.watch_start()
         return worker
 
     def _payload(self, worker: Worker) -> dict[str, Any]:

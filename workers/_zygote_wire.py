@@ -1,5 +1,4 @@
-"""Notes between a coordinator and its zygote: one JSON object a packet, with descriptors beside it.
-"""
+"""Notes between a coordinator and its zygote: one JSON object a packet, with descriptors beside it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lgroup.transport.messages import Kind, Message
 from lgroup.workers.errors import ActorError
 
@@ -98,6 +100,18 @@ def prepare_call(
     request_id = next_request_id()
     body = [target, list(args), dict(kwargs) if kwargs else {}]
     return PreparedCall(request_id, Message(Kind.DATA if data_only else Kind.CALL, request_id, body))
+
+
+def make_readonly(tree: Any) -> None:
+    """Make the arrays in plain lists, tuples and dicts read-only: a later version shares their memory."""
+    if isinstance(tree, np.ndarray):
+        tree.flags.writeable = False
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            make_readonly(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            make_readonly(item)
 
 
 def invoke(actor: Any, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -144,7 +144,8 @@ class Worker:
             if accepted:
                 self._pending[request_id] = on_reply
         if not accepted:
-            self._surroundings.io.call_soon(on_reply, self._refusal(request_id))
+            if not self._surroundings.io.call_soon(on_reply, self._refusal(request_id)):
+                on_reply(self._refusal(request_id))  # the cluster is closed and its thread has ended
             return
         try:
             self._surroundings.send(self.identity, message)
@@ -169,7 +170,8 @@ class Worker:
             if self.exit is None:
                 self._on_exit.append(callback)
                 return
-        self._surroundings.io.call_soon(callback, self.exit)
+        if not self._surroundings.io.call_soon(callback, self.exit):
+            callback(self.exit)
 
     def kill(self) -> None:
         """End the process with SIGKILL, its children too."""
@@ -226,8 +228,11 @@ class Worker:
         self._status, self._status_known = status, True
         self._finish_if_settled()
 
-    def deadline(self) -> None:
-        """The time to start is over."""
+    def watch_start(self) -> None:
+        """Start the clock of the start deadline."""
+        self._start_timer = self._surroundings.io.call_later(self.spec.start_timeout_s, self._deadline)
+
+    def _deadline(self) -> None:
         if self._state is not WorkerState.STARTING:
             return
         limit = f"within {self.spec.start_timeout_s:g} s"
@@ -243,18 +248,28 @@ class Worker:
         """A message from the process."""
         kind = message.kind
         if kind is Kind.CALL_REPLY or kind is Kind.DATA_REPLY:
-            self._deliver(read_reply(message.request_id, message.body, self.name, self.pid))
+            self._deliver(self._reply(message))
         elif kind is Kind.PONG:
             self._deliver(Reply(message.request_id, True, message.body))
         elif kind is Kind.HELLO:
             self._hello()
         elif kind is Kind.READY:
             if self._enter(WorkerState.READY):
+                self._start_timer.cancel()
                 self.ready.set_result(self)
         elif kind is Kind.START_ERROR:
             self._refused(message.body)
         elif kind is Kind.STOP:
             self._say_stop()  # everything it sent before has arrived: it may end
+
+    def _reply(self, message: Message) -> Reply:
+        try:
+            body = message.loaded().body
+        except Exception as error:  # what it returned is of a class that this process cannot load, say
+            text = f"the result of {self.name} (pid {self.pid}) cannot be loaded here: {error}"
+            record = RemoteError(type(error).__name__, text, "", self.name, self.pid)
+            return Reply(message.request_id, False, None, record)
+        return read_reply(message.request_id, body, self.name, self.pid)
 
     def _hello(self) -> None:
         self._joined = True
@@ -335,6 +350,7 @@ class Worker:
     def _finish(self) -> None:
         if self._state is WorkerState.EXITED:
             return
+        self._start_timer.cancel()
         self._output.close()
         self.exit = exit_of(
             self.name, self.pid, self._status, expected=self._expected, last_lines=self._output.last_lines

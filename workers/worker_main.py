@@ -23,7 +23,7 @@ from lgroup.transport.endpoints import Dealer
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Kind, Message
 from lgroup.workers import process_setup
-from lgroup.workers.calls import error_record, invoke, next_request_id
+from lgroup.workers.calls import error_record, invoke, make_readonly, next_request_id
 from lgroup.workers.context import WorkerContext, enter_worker
 
 # A failed worker waits this long for the coordinator's word before it ends unasked.
@@ -37,6 +37,7 @@ def worker_process(settings: dict[str, Any], *, output: int, coordinator: int) -
     ``output`` is a pipe for stdout and stderr, ``coordinator`` a pidfd of the coordinator's process.
     """
     process_setup.detach(output)
+    process_setup.forget_exit_functions()
     process_setup.adopt_surroundings(settings["env"], settings["sys_path"], settings["cwd"])
     process_setup.limit_threads(settings["num_threads"])
     process_setup.seed_generators(settings["seed"], settings["actor_index"], settings["incarnation"])
@@ -180,6 +181,9 @@ class Requests:
         self._channel.running(message.request_id)
         try:
             target, args, kwargs = message.loaded().body
+            if message.kind is Kind.CALL:
+                make_readonly(args)
+                make_readonly(kwargs)
             body = [True, invoke(self._actor, target, args, kwargs)]
         except SystemExit:
             raise
