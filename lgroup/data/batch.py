@@ -50,7 +50,8 @@ class SampleBatch(dict[str, Any]):
 
     def __init__(self, columns: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         super().__init__()
-        _fill(self, {**(columns or {}), **more} if more else columns or {}, None)
+        given = {} if columns is None else columns
+        _fill(self, {**given, **more} if more else given, None)
 
     @property
     def count(self) -> int:

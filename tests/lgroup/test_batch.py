@@ -57,6 +57,8 @@ def test_the_length_of_a_batch_is_its_rows():
     assert len(SampleBatch()) == 0
     assert len(SampleBatch(obs=np.zeros((0, 4)))) == 0
     assert not SampleBatch(obs=np.zeros((0, 4)))
+    assert list(SampleBatch(SampleBatch(obs=np.zeros((0, 4))))) == ["obs"]
+    assert list(SampleBatch(SampleBatch(obs=np.zeros((0, 4))), rewards=[])) == ["obs", "rewards"]
 
 
 def test_columns_with_different_numbers_of_rows_are_named():
