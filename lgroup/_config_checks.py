@@ -70,7 +70,6 @@ def instance_of(phrase: str, *types: type) -> Check:
 NONE = Check("None", lambda value: value is None)
 BOOLEAN = instance_of("True or False", bool)
 MAPPING = instance_of("a dict", Mapping)
-CLASS = instance_of("a class", type)
 CALLABLE = Check("a callable", callable)
 STRINGS = Check(
     "a collection of strings",
@@ -105,13 +104,10 @@ CHECKS: Mapping[str, Check] = {
     "learner_class": NONE | LEARNER_CLASS,
     "learner_config_dict": MAPPING,
     # env_runners()
-    "env_runner_cls": NONE | CLASS,
     "num_env_runners": integer(0),
     "num_envs_per_env_runner": integer(1),
     "max_requests_in_flight_per_env_runner": integer(1),
-    "sample_timeout_s": NONE | number(above=0),
     "rollout_fragment_length": one_of("auto") | integer(1),
-    "explore": BOOLEAN,
     # training()
     "gamma": number(at_least=0, at_most=1),
     "lr": number(at_least=0),
@@ -144,8 +140,6 @@ CHECKS: Mapping[str, Check] = {
     "snapshot_every": NONE | integer(1),
     "max_staleness": NONE | integer(0),
     "on_nonfinite": one_of("skip", "raise"),
-    "restart_failed_env_runners": BOOLEAN,
-    "max_num_env_runner_restarts": integer(0),
     # debugging()
     "seed": NONE | integer(0),
     # transport()

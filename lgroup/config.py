@@ -56,13 +56,10 @@ class LearnerGroupConfig(Settings):
         self._learner_class: type[Learner] | None = None
         self.learner_config_dict: dict[str, Any] = {}
         # env_runners()
-        self.env_runner_cls: type | None = None
         self.num_env_runners: int = 0
         self.num_envs_per_env_runner: int = 1
         self.max_requests_in_flight_per_env_runner: int = 1
-        self.sample_timeout_s: float | None = 60.0
         self.rollout_fragment_length: int | str = 200
-        self.explore: bool = True
         # training()
         self.gamma: float = 0.99
         self.lr: float = 0.001
@@ -95,8 +92,6 @@ class LearnerGroupConfig(Settings):
         self.snapshot_every: int | None = None
         self.max_staleness: int | None = None
         self.on_nonfinite: str = "skip"
-        self.restart_failed_env_runners: bool = True
-        self.max_num_env_runner_restarts: int = 1000
         # debugging()
         self.seed: int | None = None
         # transport()
@@ -146,25 +141,19 @@ class LearnerGroupConfig(Settings):
     def env_runners(
         self,
         *,
-        env_runner_cls: type | None = NotProvided,
         num_env_runners: int = NotProvided,
         num_envs_per_env_runner: int = NotProvided,
         max_requests_in_flight_per_env_runner: int = NotProvided,
-        sample_timeout_s: float | None = NotProvided,
         rollout_fragment_length: int | str = NotProvided,
-        explore: bool = NotProvided,
     ) -> Self:
         """How many processes sample, with what.
 
         Args:
-            env_runner_cls: the actor's class; None: `lgroup.algorithms.EnvRunner`.
             num_env_runners: processes; 0: one env runner in the caller's own process.
             num_envs_per_env_runner: environments that each steps at once.
             max_requests_in_flight_per_env_runner: sample requests that each may have waiting.
-            sample_timeout_s: seconds that one request may take; None: no limit.
             rollout_fragment_length: steps of each environment in one request; "auto": so many that one request to every
                 env runner gives ``total_train_batch_size`` (see `get_rollout_fragment_length`).
-            explore: whether actions are drawn from the policy, rather than the most likely ones.
         """
         return self._set(locals())
 
@@ -236,7 +225,7 @@ class LearnerGroupConfig(Settings):
 
         Args:
             policies: the module ids, or a dict of them to `PolicySpec` or None.
-            policy_mapping_fn: ``(agent_id, episode) -> module_id``.
+            policy_mapping_fn: ``(agent_id, episode) -> module_id``, for env runners of your own.
             policies_to_train: the ids of the modules to train, or ``(module_id, batch) -> bool``; None: all.
             algorithm_config_overrides_per_module: see `rl_module`.
         """
@@ -256,10 +245,10 @@ class LearnerGroupConfig(Settings):
         snapshot_every: int | None = NotProvided,
         max_staleness: int | None = NotProvided,
         on_nonfinite: str = NotProvided,
-        restart_failed_env_runners: bool = NotProvided,
-        max_num_env_runner_restarts: int = NotProvided,
     ) -> Self:
-        """What happens when processes die, hang or compute nonsense. Times are in seconds.
+        """What happens when learners die, hang or compute nonsense. Times are in seconds.
+
+        In this version a dead learner ends the group; only ``update_timeout_s`` and ``on_nonfinite`` have an effect.
 
         Args:
             restart_failed_learners: whether a dead learner is replaced.
@@ -271,7 +260,6 @@ class LearnerGroupConfig(Settings):
             snapshot_every: updates between two snapshots of the state; None: lgroup chooses.
             max_staleness: commits by which a batch's weights version may lag behind; None: any number.
             on_nonfinite: whether an update with a nonfinite gradient only fails ("skip"), or raises, too ("raise").
-            restart_failed_env_runners, max_num_env_runner_restarts: the same for env runners.
         """
         return self._set(locals())
 

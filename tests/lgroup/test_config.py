@@ -97,11 +97,11 @@ def test_defaults_are_rllibs() -> None:
         "num_learners": 0, "num_cpus_per_learner": "auto", "num_gpus_per_learner": 0,
         "max_requests_in_flight_per_learner": 3, "learner_config_dict": {},
         "num_env_runners": 0, "num_envs_per_env_runner": 1, "max_requests_in_flight_per_env_runner": 1,
-        "sample_timeout_s": 60.0, "rollout_fragment_length": 200, "explore": True,
+        "rollout_fragment_length": 200,
         "gamma": 0.99, "lr": 0.001, "grad_clip": None, "grad_clip_by": "global_norm",
         "train_batch_size_per_learner": 32, "num_epochs": 1, "minibatch_size": None, "shuffle_batch_per_epoch": False,
         "log_gradients": False, "algorithm_config_overrides_per_module": {}, "policies_to_train": None,
-        "restart_failed_env_runners": True, "max_num_env_runner_restarts": 1000, "seed": None,
+        "seed": None,
     }  # fmt: skip
     assert {name: getattr(made, name) for name in rllib} == rllib
 
