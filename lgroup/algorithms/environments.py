@@ -12,7 +12,6 @@ from lgroup.errors import ConfigError
 
 if TYPE_CHECKING:
     import gymnasium
-    from gymnasium import spaces
     from gymnasium.vector import VectorEnv
 
 EnvFactory = Callable[..., "gymnasium.Env[Any, Any]"]
@@ -50,9 +49,7 @@ def make_vector_env(env: str | EnvFactory | None, env_config: Mapping[str, Any] 
     return _flat(_checked(vector_env, env))
 
 
-def spaces_of(
-    env: str | EnvFactory | None, env_config: Mapping[str, Any] | None = None
-) -> tuple[spaces.Space[Any], Any]:
+def spaces_of(env: str | EnvFactory | None, env_config: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
     """Observation and action space of one environment, as `make_vector_env`'s sub-environments have them.
 
     Raises:

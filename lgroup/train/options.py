@@ -1,0 +1,133 @@
+"""What a run was asked to do, and the configs that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lgroup.algorithms import BCConfig, IMPALAConfig, PPOConfig
+from lgroup.config import LearnerGroupConfig
+from lgroup.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """The command line's options; None stands for the algorithm's `Recipe`."""
+
+    env: str
+    algo: str
+    out: Path
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    num_learners: int = 2
+    num_env_runners: int = 2
+    num_envs_per_env_runner: int | None = None
+    rollout_fragment_length: int | None = None
+    minibatch_size: int | None = None
+    num_epochs: int | None = None
+    lr: float | None = None
+    gamma: float | None = None
+    hidden: tuple[int, ...] | None = None
+    stop_return: float | None = None
+    stop_env_steps: int | None = None
+    stop_seconds: float | None = None
+    seed: int | None = None
+    data: Path | None = None
+    save_data: int = 0
+    plain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Settings that make an algorithm learn CartPole-v1 quickly and reliably on two cores; see docs/learning.md."""
+
+    config_class: type[LearnerGroupConfig]
+    num_envs_per_env_runner: int
+    rollout_fragment_length: int
+    stop_env_steps: int
+    settings: Mapping[str, Any]
+    hidden: tuple[int, ...] = (64, 64)
+    max_requests_in_flight_per_learner: int = 3
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "ppo": Recipe(
+        config_class=PPOConfig,
+        num_envs_per_env_runner=16,
+        rollout_fragment_length=128,
+        stop_env_steps=500_000,
+        settings={
+            "lr": 1e-3,
+            "lambda_": 0.95,
+            "clip_param": 0.2,
+            "vf_clip_param": 1e6,
+            "vf_loss_coeff": 0.5,
+            "grad_clip": 0.5,
+            "num_epochs": 8,
+            "minibatch_size": 512,
+        },
+    ),
+    "impala": Recipe(
+        config_class=IMPALAConfig,
+        num_envs_per_env_runner=16,
+        rollout_fragment_length=10,
+        stop_env_steps=1_000_000,
+        max_requests_in_flight_per_learner=2,
+        settings={
+            "lr": 1e-3,
+            "vtrace_lambda": 0.95,
+            "vf_loss_coeff": 0.5,
+            "entropy_coeff": 0.0,
+            "grad_clip": 0.5,
+        },
+    ),
+    "bc": Recipe(
+        config_class=BCConfig,
+        num_envs_per_env_runner=16,
+        rollout_fragment_length=64,
+        stop_env_steps=1_000_000,
+        settings={"lr": 1e-3, "minibatch_size": 512},
+    ),
+}
+
+
+def config_for(options: RunOptions, spaces: tuple[Any, Any]) -> LearnerGroupConfig:
+    """The config of the learners and env runners of a run.
+
+    Raises:
+        ConfigError: an option's value is not allowed, or does not go with the algorithm.
+    """
+    recipe = RECIPES[options.algo]
+    config = recipe.config_class()
+    config.environment(
+        env=options.env,
+        env_config=dict(options.env_config),
+        observation_space=spaces[0],
+        action_space=spaces[1],
+    )
+    config.learners(
+        num_learners=options.num_learners,
+        max_requests_in_flight_per_learner=recipe.max_requests_in_flight_per_learner,
+    )
+    config.env_runners(
+        num_env_runners=options.num_env_runners,
+        num_envs_per_env_runner=options.num_envs_per_env_runner or recipe.num_envs_per_env_runner,
+        rollout_fragment_length=options.rollout_fragment_length or recipe.rollout_fragment_length,
+    )
+    config.training(**_training_settings(options, recipe))
+    hidden = options.hidden or recipe.hidden
+    config.rl_module(model_config={"fcnet_hiddens": list(hidden), "vf_share_layers": options.algo == "bc"})
+    config.debugging(seed=options.seed)
+    config.validate()
+    return config
+
+
+def _training_settings(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
+    chosen = {name: getattr(options, name) for name in ("lr", "gamma", "minibatch_size", "num_epochs")}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if options.algo != "ppo" and "num_epochs" in given:
+        raise ConfigError(f"--num-epochs goes with --algo ppo only, not with --algo {options.algo}")
+    if options.algo == "impala" and "minibatch_size" in given:
+        raise ConfigError("--minibatch-size goes with --algo ppo and bc only; impala trains on each rollout as it is")
+    return {**recipe.settings, **given}
