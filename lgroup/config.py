@@ -394,12 +394,17 @@ class LearnerGroupConfig(Settings):
         rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = None,
         cluster: Any = None,
     ) -> LearnerGroup:
-        """A `LearnerGroup` with these settings. For ``env`` and ``spaces`` see `get_multi_rl_module_spec`."""
+        """A `LearnerGroup` with these settings, with ``rl_module_spec`` in place of the config's own if it is given.
+        For ``env`` and ``spaces`` see `get_multi_rl_module_spec`.
+        """
         from lgroup.learner_group import LearnerGroup
 
-        if rl_module_spec is None:
-            rl_module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
-        return LearnerGroup(config=self, module_spec=rl_module_spec, cluster=cluster)
+        config = self.copy(copy_frozen=False)
+        if rl_module_spec is not None:
+            config.rl_module(rl_module_spec=rl_module_spec)
+        config.validate()
+        module_spec = config.get_multi_rl_module_spec(env=env, spaces=spaces)
+        return LearnerGroup(config=config, module_spec=module_spec, cluster=cluster)
 
     def validate(self) -> None:
         """Raises ConfigError if settings contradict each other. A subclass calls ``super().validate()``, too."""

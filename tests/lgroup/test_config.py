@@ -12,6 +12,7 @@ from torch import nn
 from lgroup._config_checks import number
 from lgroup.config import LearnerGroupConfig, NotProvided, PolicySpec
 from lgroup.errors import ConfigError
+from lgroup.learner import Learner
 from lgroup.modules import DefaultActorCritic, DefaultModelConfig, MultiRLModuleSpec, RLModule, RLModuleSpec
 
 OBS, ACTIONS = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
@@ -369,6 +370,17 @@ def test_a_learner_is_built_with_a_frozen_copy() -> None:
     assert list(learner.module_spec.rl_module_specs) == ["default_policy"]
     with pytest.raises(ConfigError, match="learner_class"):
         LearnerGroupConfig().build_learner()
+
+
+def test_a_learner_group_is_built_with_the_spec_and_spaces_that_are_given() -> None:
+    class Env:
+        observation_space, action_space = OBS, spaces.Discrete(6)
+
+    given = MultiRLModuleSpec(rl_module_specs={"p7": RLModuleSpec(DefaultActorCritic)})
+    made = LearnerGroupConfig().training(learner_class=Learner).multi_agent(policies_to_train=["p7"])
+    with made.build_learner_group(env=Env(), rl_module_spec=given) as group:
+        assert group.get_weights()["p7"]["pi.0.bias"].shape == (6,)
+    assert made.module_ids() == ["default_policy"], "the config itself is as before"
 
 
 def test_its_repr_shows_what_differs_from_the_defaults() -> None:
