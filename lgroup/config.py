@@ -43,24 +43,20 @@ class LearnerGroupConfig(Settings):
 
     def __init__(self) -> None:
         super().__init__()
-        # environment()
         self.env: str | Callable[..., Any] | None = None
         self.env_config: dict[str, Any] = {}
         self.observation_space: Any = None
         self.action_space: Any = None
-        # learners()
         self.num_learners: int = 0
         self.num_cpus_per_learner: str | float = "auto"
         self.num_gpus_per_learner: float = 0
         self.max_requests_in_flight_per_learner: int = 3
         self._learner_class: type[Learner] | None = None
         self.learner_config_dict: dict[str, Any] = {}
-        # env_runners()
         self.num_env_runners: int = 0
         self.num_envs_per_env_runner: int = 1
         self.max_requests_in_flight_per_env_runner: int = 1
         self.rollout_fragment_length: int | str = 200
-        # training()
         self.gamma: float = 0.99
         self.lr: float = 0.001
         self.grad_clip: float | None = None
@@ -71,17 +67,13 @@ class LearnerGroupConfig(Settings):
         self.minibatch_size_per_learner: int | None = None
         self.shuffle_batch_per_epoch: bool = False
         self.loss_reduction: str = "mean"
-        # reporting()
         self.log_gradients: bool = False
-        # rl_module()
         self.model_config: Any = {}
         self._rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = None
         self.algorithm_config_overrides_per_module: dict[str, Mapping[str, Any]] = {}
-        # multi_agent()
         self.policies: Policies = {DEFAULT_MODULE_ID: PolicySpec()}
         self.policy_mapping_fn: Callable[..., str] | None = None
         self.policies_to_train: Collection[str] | Callable[..., bool] | None = None
-        # fault_tolerance()
         self.restart_failed_learners: bool = True
         self.min_learners: int = 1
         self.max_restarts: int = 100
@@ -92,9 +84,7 @@ class LearnerGroupConfig(Settings):
         self.snapshot_every: int | None = None
         self.max_staleness: int | None = None
         self.on_nonfinite: str = "skip"
-        # debugging()
         self.seed: int | None = None
-        # transport()
         self.max_bytes_in_flight: int = 1 << 30
 
     @section
