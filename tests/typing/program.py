@@ -65,7 +65,8 @@ def train(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, dict[str, torch.T
 
 async def train_in_an_event_loop(batch: lgroup.SampleBatch) -> lgroup.UpdateResult:
     async with lgroup.LearnerGroup(config=configure()) as group:
-        return await group.submit_async(batch=batch)
+        future = await group.submit_async(batch=batch)
+        return await future
 
 
 def failing(group: lgroup.LearnerGroup, batch: lgroup.MultiAgentBatch) -> str:
