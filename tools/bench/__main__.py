@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from tools.bench import resources, updates
+from tools.bench import calls, resources, updates
 from tools.bench.figures import Figure, table
 
 MEASUREMENTS: dict[str, Callable[[int], list[Figure]]] = {
     "sync": updates.sync,
     "async": updates.asynchronous,
+    "calls": calls.calls,
     "start": resources.start,
     "memory": resources.memory,
     "idle": resources.idle,
