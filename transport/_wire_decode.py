@@ -54,7 +54,7 @@ _MARKS = {bytes([mark]): _MarkSeen(mark) for mark in Mark}
 
 
 class _Decoder:
-    """Decoding of one message. Buffers are taken in the order in which they lie; what is left at the end is an error."""
+    """Decoding of one message. Buffers are taken in the order in which they lie; one left at the end is an error."""
 
     __slots__ = (
         "arena",
@@ -69,9 +69,7 @@ class _Decoder:
         "readonly",
     )
 
-    def __init__(
-        self, arena: Buffer, buffers: Sequence[Frame], *, pickles: bool, readonly: bool, limits: Limits
-    ) -> None:
+    def __init__(self, arena: Buffer, buffers: Sequence[Any], *, pickles: bool, readonly: bool, limits: Limits) -> None:
         self.arena = arena
         self.arena_nbytes = len(arena)
         self.buffers = buffers
@@ -139,13 +137,11 @@ class _Decoder:
         if values[1] or values[2]:
             raise ProtocolError("a tensor with a datetime unit")
         buffer, offset, shape = self._array(data, known.itemsize, values)
-        count = prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=known.dtype)
-        view = memoryview(buffer)
-        if view.readonly:  # torch knows no read-only tensors
-            buffer = bytearray(view)
-        return torch.frombuffer(buffer, dtype=known.dtype, count=count, offset=offset).view(shape)
+        if self.readonly:  # torch knows no read-only tensors
+            buffer = bytearray(memoryview(buffer)[offset : offset + values[5]])
+            offset = 0
+        tensor = torch.from_numpy(np.ndarray(shape, known.numpy, buffer, offset))
+        return tensor if known.carrier is None else tensor.view(known.dtype)
 
     def _raw(self, data: bytes) -> memoryview:
         frame, offset, nbytes = BUFFER.unpack(data)
@@ -256,7 +252,7 @@ def _named_tuple_class(module: Any, qualname: Any, fields: tuple[Any, ...]) -> t
 def _stand_in(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     if len(fields) > 1000:
         raise ProtocolError(f"a named tuple of {len(fields)} fields")
-    return namedtuple(name, fields, module=module)  # type: ignore[misc]
+    return namedtuple(name, fields, rename=True, module=module)
 
 
 def decode(frames: Sequence[Frame], limits: Limits, *, load_pickles: bool, readonly: bool) -> Message:
@@ -270,7 +266,7 @@ def decode(frames: Sequence[Frame], limits: Limits, *, load_pickles: bool, reado
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from error
 
 
-def _decode(frames: Sequence[Frame], limits: Limits, *, readonly: bool) -> Message:
+def _decode(frames: Sequence[Any], limits: Limits, *, readonly: bool) -> Message:
     if not frames:
         raise ProtocolError("a message without frames")
     first = memoryview(frames[0])
@@ -306,7 +302,7 @@ def _decode(frames: Sequence[Frame], limits: Limits, *, readonly: bool) -> Messa
 
 
 def _arena(first: memoryview, start: int, readonly: bool) -> Buffer:
-    """The arena in memory of its own: a frame's memory has any alignment, a fresh buffer's starts at a multiple of 16."""
+    """The arena in memory of its own: a frame's memory has any alignment, a fresh buffer's is aligned to 16 bytes."""
     return bytes(first[start:]) if readonly else bytearray(first[start:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,11 +25,16 @@ _MAX_UNIT_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TorchType:
-    """A torch dtype on the wire. ``carrier`` has the same size and is known to numpy, for types that numpy lacks."""
+    """A torch dtype on the wire.
+
+    ``carrier`` has the same size and is known to numpy, for types that numpy lacks. ``numpy`` is the numpy type whose
+    arrays share memory with such tensors, the carrier's where there is one.
+    """
 
     dtype: torch.dtype
     itemsize: int
     carrier: torch.dtype | None
+    numpy: np.dtype[np.generic]
 
 
 # name in torch, the type that carries its bits into numpy (None: numpy knows it). Append only, as above.
@@ -43,7 +49,8 @@ TORCH_TYPES: dict[int, TorchType] = {}
 for _code, (_name, _carrier) in enumerate(_TORCH_NAMES, start=1):
     _dtype = getattr(torch, _name, None)  # the last ones are not in every supported torch
     if _dtype is not None:
-        TORCH_TYPES[_code] = TorchType(_dtype, _dtype.itemsize, _carrier)
+        _shared = torch.empty(0, dtype=_carrier or _dtype).numpy().dtype
+        TORCH_TYPES[_code] = TorchType(_dtype, _dtype.itemsize, _carrier, _shared)
 TORCH_CODES: dict[torch.dtype, int] = {known.dtype: code for code, known in TORCH_TYPES.items()}
 
 
@@ -54,7 +61,7 @@ def numpy_code(dtype: np.dtype[np.generic]) -> tuple[int, int, int] | None:
         return code, 0, 0
     if dtype.kind not in "mM":
         return None
-    unit, count = np.datetime_data(dtype)
+    unit, count = np.datetime_data(cast(Any, dtype))
     return _DATETIME_CODES[dtype.str[:3]], _UNITS.index(unit), count
 
 

@@ -23,7 +23,6 @@ from lgroup.transport._wire_layout import (
     Ext,
     Limits,
     Mark,
-    aligned,
     container_bound,
     depth_exceeds,
 )
@@ -37,6 +36,8 @@ _PADS = tuple(bytes(n) for n in range(ALIGNMENT))
 _ext_type = msgpack.ExtType
 _new_tuple = tuple.__new__
 _NUMPY, _TORCH = int(Ext.NUMPY), int(Ext.TORCH)
+_STRIDED = torch.strided
+_Tensor = torch.Tensor
 
 
 def _ext(code: int, data: bytes) -> Any:
@@ -83,6 +84,8 @@ class _Encoder:
         kind = type(value)
         if kind is np.ndarray:
             return self._numpy(value)
+        if kind is _Tensor:
+            return self._tensor(value)
         if kind is tuple:
             for item in value:
                 if type(item) is bytes and len(item) >= _MOVE_HEADER_NBYTES:
@@ -123,24 +126,22 @@ class _Encoder:
             if found is None:
                 return self._other(array)
             code, unit, count = found
-        if array.nbytes < OWN_FRAME_NBYTES:
-            place = self.place(array.tobytes())
-        else:
-            place = self.place(_bytes_of(array))
+        place = self.place(array.tobytes() if array.nbytes < OWN_FRAME_NBYTES else _bytes_of(array))
         shape = array.shape
         return _new_tuple(_ext_type, (_NUMPY, ARRAYS[len(shape)].pack(code, unit, count, *place, *shape)))
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         code = TORCH_CODES.get(tensor.dtype)
-        if code is None or tensor.layout is not torch.strided or tensor.is_quantized:
+        if code is None or tensor.layout is not _STRIDED:
             return self._other(tensor)
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise _Unsendable(tensor, f"a tensor on {tensor.device} (move it to the CPU first)")
-        plain = tensor.detach()
-        if plain.is_conj() or plain.is_neg():
-            plain = plain.resolve_conj().resolve_neg()
         carrier = TORCH_TYPES[code].carrier
-        array = (plain if carrier is None else plain.view(carrier)).numpy()
+        try:
+            array = (tensor if carrier is None else tensor.view(carrier)).numpy()
+        except RuntimeError:  # needs a gradient, or is lazily conjugated or negated; each check costs 0.4 us
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            array = (plain if carrier is None else plain.view(carrier)).numpy()
         place = self.place(array.tobytes() if array.nbytes < OWN_FRAME_NBYTES else _bytes_of(array))
         shape = tensor.shape
         return _new_tuple(_ext_type, (_TORCH, ARRAYS[len(shape)].pack(code, 0, 0, *place, *shape)))
@@ -213,7 +214,7 @@ def _handler_of(kind: type) -> _Handler:
 
 def _bytes_of(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
     """The array's memory in C order, without a copy where it lies so already."""
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
     return memoryview(flat.view(np.uint8))  # through uint8: datetimes export no buffer
 
 
@@ -337,6 +338,3 @@ def _paths(tree: Any, wanted: object, path: str, depth: int) -> Iterator[str]:
     elif isinstance(tree, (list, tuple, set, frozenset)):
         for index, value in enumerate(tree):
             yield from _paths(value, wanted, f"{path}[{index}]", depth + 1)
-
-
-__all__ = ["OWN_FRAME_NBYTES", "aligned", "encode"]

@@ -83,11 +83,6 @@ SCALAR = struct.Struct("<BBI")  # dtype code, unit code, unit count; then the va
 COMPLEX = struct.Struct("<dd")
 
 
-def aligned(offset: int) -> int:
-    """The next multiple of ``ALIGNMENT`` at or after ``offset``."""
-    return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
 _CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 _NOT_CONTAINERS = bytes(sorted(set(range(256)) - set(_CONTAINERS)))
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 import zmq
 
-from lgroup.transport._link import Link
+from lgroup.transport._link import Link, int_option
 from lgroup.transport.errors import ConnectionClosed, ProtocolError
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Buffer, Message
@@ -27,8 +27,8 @@ def _ignore(*_: object) -> None:
 class Router:
     """The coordinator's end: one bound socket, each peer known by the identity it connected with.
 
-    Invariant: once an identity is refused, because it sent malformed bytes or ``disconnect`` was called, nothing from it
-    reaches ``on_message`` and nothing is sent to it. Identities are never reused, so a refusal is for good.
+    Invariant: once an identity is refused, because it sent malformed bytes or ``disconnect`` was called, nothing from
+    it reaches ``on_message`` and nothing is sent to it. Identities are never reused, so a refusal is for good.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class _ConnectionWatch:
         self._lock = threading.Lock()  # guards _monitor
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor: zmq.Socket[bytes] | None = socket.get_monitor_socket(events)
-        self._fd = self._monitor.getsockopt(zmq.FD)
+        self._fd = int_option(self._monitor, zmq.FD)
         io.add_closer(self.close)
         io.add_reader(self._fd, self._read)
         io.call_soon(self._read)  # what happened before the descriptor was watched
@@ -287,9 +287,9 @@ class _ConnectionWatch:
         while True:
             with self._lock:
                 monitor = self._monitor
-                if monitor is None or not monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                if monitor is None or not int_option(monitor, zmq.EVENTS) & zmq.POLLIN:
                     return
-                event = int.from_bytes(monitor.recv_multipart(zmq.NOBLOCK)[0][:2], "little")
+                event = int.from_bytes(bytes(monitor.recv_multipart(zmq.NOBLOCK)[0])[:2], "little")
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._on_connected()
             elif event == zmq.EVENT_DISCONNECTED:

@@ -23,7 +23,7 @@ __all__ = ["DEFAULT", "OWN_FRAME_NBYTES", "Frame", "Limits", "decode", "encode"]
 
 
 def encode(message: Message, limits: Limits = DEFAULT) -> list[Buffer]:
-    """The frames of a message. Large contiguous buffers are views of the caller's memory: do not write to it until sent.
+    """The frames of a message. Large contiguous buffers are views of the caller's memory: keep it unchanged until sent.
 
     Raises ``TypeError`` naming the place in the body for what cannot travel in a message of this kind, ``ValueError``
     for a body beyond ``limits``. What pickling raises passes through.
