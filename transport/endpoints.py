@@ -185,10 +185,10 @@ class Dealer:
         socket = self._link.socket
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._timer = io.call_later(connect_timeout_s, self._give_up)
         self._watch = _ConnectionWatch(io, socket, self._connected, self._lost)
         socket.connect(address)
         self._link.open()
-        self._timer = io.call_later(connect_timeout_s, self._give_up)
 
     @property
     def num_protocol_errors(self) -> int:
