@@ -1,8 +1,8 @@
 """Distributed learners without Ray.
 
 A coordinator (your own program) makes a `LearnerGroup`; its learners, each a process, average their gradients with
-``torch.distributed``. Data, weights and calls travel over sockets of the group's own, every update is accounted for, and
-no process outlives the coordinator.
+``torch.distributed``. Data, weights and calls travel over sockets of the group's own, every update is accounted for,
+and no process outlives the coordinator.
 """
 
 from __future__ import annotations

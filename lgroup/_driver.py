@@ -139,7 +139,9 @@ class GroupDriver:
                 return
         callback()
 
-    def drop(self, entry: Entry, reason: str, on_admission: Callable[[], None] | None = None, error: Any = None) -> None:
+    def drop(
+        self, entry: Entry, reason: str, on_admission: Callable[[], None] | None = None, error: Any = None
+    ) -> None:
         """Account for an update that is dropped at the door."""
         with self._lock:
             if self.state.phase is Phase.CLOSED:

@@ -252,7 +252,9 @@ class GroupState:
             self._fail(entry, "nonfinite", error)
             return
         if Outcome.READ_RAISED in outcomes:
-            self._fail(entry, "user_error", next(r.body for r in entry.replies.values() if r.outcome is Outcome.READ_RAISED))
+            self._fail(
+                entry, "user_error", next(r.body for r in entry.replies.values() if r.outcome is Outcome.READ_RAISED)
+            )
             return
         status = Status.APPLIED if Outcome.APPLIED in outcomes else Status.NOOP
         if entry.kind is EntryKind.UPDATE:
@@ -327,7 +329,7 @@ class GroupState:
         return positions
 
     def _settle_head(self, entry: Entry) -> None:
-        """The first entry of the log that no rank decided: it raised somewhere, or all of them lost their collective."""
+        """The first entry of the log that no rank decided: it raised somewhere, or all lost their collective."""
         error = _first_error(entry)
         if error is not None:
             self._fail(self._pop(entry), "user_error", error)
@@ -376,7 +378,8 @@ class GroupState:
             self._break(event.cause)
 
     def _on_tick(self, event: Tick) -> None:
-        if self.phase in (Phase.BROKEN, Phase.CLOSED) or (self.phase is Phase.RUNNING and not self._table):
+        idle = self.generation == 0 or (self.phase is Phase.RUNNING and not self._table)
+        if idle or self.phase in (Phase.BROKEN, Phase.CLOSED):
             return
         if self._now - self._waiting_since <= self.update_timeout_s:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import psutil
@@ -50,13 +51,13 @@ class RemoteLearners:
         """Report answers, exits and the passing of time to `post`."""
         self._post = post
         for rank, worker in enumerate(self._workers):
-            worker.on_exit(lambda ended, rank=rank: self._ended(rank, ended))
-        self._keep_ticking()
+            worker.on_exit(partial(self._ended, rank))
+        self._cluster.io.call_later(TICK_S, self._tick)
 
-    def _keep_ticking(self) -> None:
+    def _tick(self) -> None:
         if not self._cluster.closed and any(worker.exit is None for worker in self._workers):
+            self._cluster.io.call_later(TICK_S, self._tick)
             self._post(Tick())
-            self._cluster.io.call_later(TICK_S, self._keep_ticking)
 
     def _ended(self, rank: int, ended: WorkerExit) -> None:
         self._post(WorkerLost(rank, ActorError(f"rank {rank}: {ended.text}", actor_died=True)))
@@ -147,5 +148,3 @@ def _rss(pid: int | None) -> int:
         return int(psutil.Process(pid).memory_info().rss) if pid is not None else 0
     except psutil.Error:
         return 0
-
-

@@ -11,7 +11,9 @@ from lgroup.workers import RemoteError
 def read_answer(answer: dict[str, Any]) -> RankReply:
     """The reply in a `LearnerHost`'s answer."""
     outcome = Outcome(answer["outcome"])
-    return RankReply(outcome, answer.get("error") if outcome in (Outcome.RAISED, Outcome.LOST, Outcome.READ_RAISED) else answer)
+    return RankReply(
+        outcome, answer.get("error") if outcome in (Outcome.RAISED, Outcome.LOST, Outcome.READ_RAISED) else answer
+    )
 
 
 def read_error(error: RemoteError, kind: EntryKind) -> RankReply:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
+import contextlib
 import secrets
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lgroup._building import build_learners, check_devices
 from lgroup._driver import GroupDriver
 from lgroup._group_events import Entry, EntryKind
 from lgroup._group_state import GroupState, Room
-from lgroup._requests import ChangeRequest, Cut, ReadRequest, TrainRequest, UpdateOptions, modules_of, training_entry
+from lgroup._requests import ChangeRequest, ReadRequest
 from lgroup._stats import first_difference, group_stats
+from lgroup._submissions import OnFull, Submissions
 from lgroup._verdicts import call_results, raise_unless_applied
-from lgroup.columns import ALL_MODULES, NUM_ENV_STEPS_TRAINED
 from lgroup.data.training_data import TrainingData
 from lgroup.errors import ConfigError, LGroupError
 from lgroup.learner.components import subcomponents
-from lgroup.learner.learner import Learner
 from lgroup.learner.learner_state import COMPONENT_RL_MODULE
 from lgroup.update_result import UpdateFuture, UpdateResult
 from lgroup.weights import Weights
@@ -35,17 +35,14 @@ if TYPE_CHECKING:
     from lgroup.modules import MultiRLModuleSpec, RLModuleSpec
 
 T = TypeVar("T")
-OnFull = Literal["drop", "block"]
-
 COMPONENT_LEARNER = "learner"
-_KINDS_OF_DATA = ("batch", "batches", "batch_refs", "episodes", "episodes_refs", "data_iterators")
 
 
 class LearnerGroup:
     """n identical learners that average their gradients, behind one object.
 
-    With ``num_learners=0`` the one learner lives in this process, else each has a process of its own. All methods may be
-    called from any thread. Use it as a context manager: leaving it normally finishes what was submitted, leaving it
+    With ``num_learners=0`` the one learner lives in this process, else each has a process of its own. All methods may
+    be called from any thread. Use it as a context manager: leaving it normally finishes what was submitted, leaving it
     with an exception drops that.
 
     Args:
@@ -65,14 +62,14 @@ class LearnerGroup:
         module_spec: RLModuleSpec | MultiRLModuleSpec | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        config.validate()
-        self.config = config.copy(copy_frozen=True)
-        check_devices(self.config)
-        self._module_spec = module_spec
-        self._learner_class: type[Learner] = self.config.learner_class  # type: ignore[assignment]
-        spec = module_spec or self.config.get_multi_rl_module_spec()
+        own = config.copy(copy_frozen=False)
+        if module_spec is not None:
+            own.rl_module(rl_module_spec=module_spec)
+        own.validate()
+        check_devices(own)
+        spec = own.get_multi_rl_module_spec()
+        self.config = own.freeze()
         seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
-        self._seed = seed
         self._owns_cluster = self.is_remote and cluster is None
         self._cluster = Cluster() if self._owns_cluster else cluster
         self._async: deque[UpdateFuture] = deque()
@@ -83,7 +80,8 @@ class LearnerGroup:
             # Ends the processes of a group that is forgotten rather than shut down.
             self._finalizer = weakref.finalize(self, _end, self._driver, self._cluster if self._owns_cluster else None)
             self._driver.start()
-            self._module_ids = frozenset(self._read("module_ids", only_rank=0)[0][0])
+            module_ids = self._read("module_ids", only_rank=0)[0][0]
+            self._submissions = Submissions(self._driver, self.config, seed, module_ids)
         except BaseException:
             self._abandon()
             raise
@@ -140,8 +138,8 @@ class LearnerGroup:
             **kwargs: Handed to the learners' ``before_gradient_based_update`` and ``after_gradient_based_update``.
 
         Returns:
-            Synchronously, this update's `UpdateResult`. With ``async_update=True``, a list of the `UpdateResult` of every
-            earlier asynchronous update that has finished since, in order, each once, the failed and dropped ones too.
+            Synchronously, this update's `UpdateResult`. With ``async_update=True``, a list of the `UpdateResult` of
+            every earlier asynchronous update that has finished since, in order, each once, failed and dropped ones too.
 
         Raises:
             UpdateFailed, UpdateDropped: synchronously, if the update was not applied.
@@ -150,7 +148,7 @@ class LearnerGroup:
         """
         if async_update and self.is_local:
             raise ConfigError("async_update=True needs learner processes: set num_learners to 1 or more")
-        entry = self._prepare(
+        entry = self._submissions.prepare(
             raises=not async_update,
             training_data=training_data,
             batch=batch,
@@ -168,9 +166,9 @@ class LearnerGroup:
             **kwargs,
         )
         if async_update:
-            self._enter(entry, on_full, stream=self._async)
+            self._submissions.enter(entry, on_full, stream=self._async)
             return self.poll()
-        return self._enter(entry, "block").result()
+        return self._submissions.enter(entry, "block").result()
 
     def submit(self, *, on_full: OnFull = "block", **update_arguments: Any) -> UpdateFuture:
         """Train as `update` does, and return a future of the `UpdateResult` as soon as there is room.
@@ -178,17 +176,17 @@ class LearnerGroup:
         The result reaches only this future, which raises `UpdateFailed` or `UpdateDropped` if the update was not
         applied. The arguments are those of `update`, without ``async_update``.
         """
-        return self._enter(self._prepare(raises=True, **update_arguments), on_full)
+        return self._submissions.enter(self._submissions.prepare(raises=True, **update_arguments), on_full)
 
     async def submit_async(self, **update_arguments: Any) -> UpdateFuture:
         """The same as `submit`, waiting for room without blocking the event loop. The future can be awaited."""
-        entry = self._prepare(raises=True, **update_arguments)
-        if self._decided_at_the_door(entry):
-            return self._enter(entry, "block")
+        entry = self._submissions.prepare(raises=True, **update_arguments)
+        if self._submissions.is_decided_at_the_door(entry):
+            return self._submissions.enter(entry, "block")
         loop = asyncio.get_running_loop()
         while not self._driver.submit(entry, wait=True):
             there_is_room = asyncio.Event()
-            self._driver.watch_room(entry, lambda event=there_is_room: loop.call_soon_threadsafe(event.set))
+            self._driver.watch_room(entry, partial(_set_soon, loop, there_is_room))
             await there_is_room.wait()
         future: UpdateFuture = entry.payload.future
         return future
@@ -206,92 +204,6 @@ class LearnerGroup:
         self._driver.wait_idle(timeout)
         return self.poll()
 
-    def _prepare(
-        self,
-        *,
-        raises: bool,
-        training_data: TrainingData | None = None,
-        timesteps: Mapping[str, Any] | None = None,
-        return_state: bool = False,
-        num_epochs: int | None = None,
-        minibatch_size: int | None = None,
-        shuffle_batch_per_epoch: bool | None = None,
-        weights_version: int | None = None,
-        **rest: Any,
-    ) -> Entry:
-        """The entry for an update's arguments, with a private copy of the data."""
-        given = {kind: rest.pop(kind) for kind in _KINDS_OF_DATA if kind in rest}
-        if training_data is not None and any(value is not None for value in given.values()):
-            raise ValueError("an update trains on training_data or on other data, not on both")
-        data = training_data or TrainingData(**given)
-        data.validate()
-        self._check_hook_keywords(rest)
-        config = self.config
-        shuffle = config.shuffle_batch_per_epoch if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch
-        options = UpdateOptions(
-            cut=Cut(num_epochs or config.num_epochs, minibatch_size or config.total_minibatch_size, shuffle),
-            seed=self._seed,
-            timesteps=timesteps or {},
-            kwargs=rest,
-            return_state=return_state,
-            publishes=self._driver.publishes,
-            raises=raises,
-            raises_nonfinite=config.on_nonfinite == "raise",
-            sampled_version=weights_version,
-        )
-        return training_entry(data, options, learners_build=self._learner_class.build_batch is not Learner.build_batch)
-
-    def _check_hook_keywords(self, keywords: Mapping[str, Any]) -> None:
-        """Refuse keywords that no hook takes, before they fail on the learners."""
-        if not keywords:
-            return
-        for hook in (self._learner_class.before_gradient_based_update, self._learner_class.after_gradient_based_update):
-            parameters = inspect.signature(hook).parameters.values()
-            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            unknown = set(keywords) - {parameter.name for parameter in parameters}
-            if unknown and not takes_all:
-                raise TypeError(
-                    f"update() got {sorted(unknown)[0]!r}, which is neither an argument of its own nor one of "
-                    f"{self._learner_class.__name__}.{hook.__name__}()"
-                )
-
-    def _decided_at_the_door(self, entry: Entry) -> bool:
-        return entry.rows == 0 or not modules_of(entry) <= self._module_ids
-
-    def _enter(self, entry: Entry, on_full: OnFull, stream: deque[UpdateFuture] | None = None) -> UpdateFuture:
-        """Bring an update to the door. If it belongs to a `stream` of results, it takes its place there when decided."""
-        request: TrainRequest = entry.payload
-        place = None if stream is None else (lambda: stream.append(request.future))
-        if entry.rows == 0:
-            request.future.set_result(self._noop(entry))
-            if place is not None:
-                place()
-            return request.future
-        unknown = sorted(modules_of(entry) - self._module_ids)
-        if unknown:
-            why = f"there is no module {unknown[0]!r}; the learners have {sorted(self._module_ids)}"
-            self._driver.drop(entry, "no_such_module", place, why)
-        elif on_full == "block":
-            self._driver.submit_blocking(entry, place)
-        elif on_full == "drop":
-            self._driver.submit(entry, on_admission=place)
-        else:
-            raise ConfigError.refused("on_full", on_full, "'drop' or 'block'")
-        return request.future
-
-    def _noop(self, entry: Entry) -> UpdateResult:
-        """The result of an update without rows: nothing was submitted, so the ledger does not know of it."""
-        nothing: dict[str, Any] = {ALL_MODULES: {NUM_ENV_STEPS_TRAINED: 0}}
-        version, generation = self._driver.read(lambda state: (state.weights_version, state.generation))
-        return UpdateResult(
-            [dict(nothing) for _ in range(max(1, len(self)))],
-            status="noop",
-            reason="no rows",
-            weights_version=version,
-            generation=generation,
-            reduced=nothing,
-        )
-
     # Weights and state
 
     def get_weights(
@@ -302,8 +214,8 @@ class LearnerGroup:
         Args:
             module_ids: Which modules; None means all.
             inference_only: Leave out what is not needed to choose actions.
-            wait: Take them after everything admitted before this call. Otherwise the last committed weights at once; the
-                first such call waits, and from then on every update's reply brings its weights along.
+            wait: Take them after everything admitted before this call. Otherwise the last committed weights at once;
+                the first such call waits, and from then on every update's reply brings its weights along.
         """
         published = self._driver.published
         if not wait and published is not None and not inference_only:
@@ -380,8 +292,8 @@ class LearnerGroup:
     ) -> RemoteCallResults:
         """Call ``func(learner, **kwargs)`` on every learner, behind everything admitted before.
 
-        The call may change the learners. Where it raises, that learner takes back what it did there and adopts the state
-        of those that finished; if none did, nothing has changed.
+        The call may change the learners. Where it raises, that learner takes back what it did there and adopts the
+        state of those that finished; if none did, nothing has changed.
 
         Args:
             func: Any function of a `Learner` that can be pickled, lambdas included.
@@ -478,7 +390,10 @@ class LearnerGroup:
     # The end
 
     def shutdown(self) -> None:
-        """End the learners at once. What is in flight is dropped, and counted so. Any number of times, from any thread."""
+        """End the learners at once; what is in flight is dropped, and counted so.
+
+        May be called any number of times, from any thread.
+        """
         self._finalizer()
 
     def __enter__(self) -> LearnerGroup:
@@ -500,6 +415,11 @@ class LearnerGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(event.set)
 
 
 def _end(driver: GroupDriver, own_cluster: Cluster | None) -> None:

@@ -160,7 +160,10 @@ def make_result(entry: Entry, verdict: Verdict, lifetime: Lifetime, names: Calla
 
 
 def _fill(result: UpdateResult, entry: Entry, lifetime: Lifetime) -> None:
-    bodies = [reply.body if reply.outcome in (Outcome.APPLIED, Outcome.NOOP) else {} for _, reply in sorted(entry.replies.items())]
+    bodies = [
+        reply.body if reply.outcome in (Outcome.APPLIED, Outcome.NOOP) else {}
+        for _, reply in sorted(entry.replies.items())
+    ]
     deltas: list[list[Delta]] = [body.get("metrics", []) for body in bodies]
     version = result.weights_version
     together = merge(deltas)
@@ -184,7 +187,9 @@ def _error(entry: Entry, verdict: Verdict, who: Sequence[str], result: UpdateRes
         return None
     reason = verdict.reason or "user_error"
     if isinstance(error, Exception):
-        failure = UpdateFailed(f"update {entry.seq}: {error}", reason=reason, cause_type=type(error).__name__, result=result)
+        failure = UpdateFailed(
+            f"update {entry.seq}: {error}", reason=reason, cause_type=type(error).__name__, result=result
+        )
         failure.__cause__ = error
         return failure
     raised = [rank for rank, reply in sorted(entry.replies.items()) if reply.outcome is Outcome.RAISED]
@@ -201,7 +206,7 @@ def _error(entry: Entry, verdict: Verdict, who: Sequence[str], result: UpdateRes
 
 def _dropped_text(entry: Entry, verdict: Verdict) -> str:
     why = {
-        "queue_full": "the learners' queues are full; wait with on_full='block', or raise max_requests_in_flight_per_learner",
+        "queue_full": "no room: wait with on_full='block', or raise max_requests_in_flight_per_learner",
         "no_such_module": f"{verdict.error}",
         "shutdown": "the group was shut down before it was decided",
     }

@@ -109,20 +109,23 @@ class GlooGroup:
     """A gloo process group over a store of ours, on the loopback interface.
 
     The group is made directly rather than by ``init_process_group``: the worker's default process group stays free for
-    the user, no host name is resolved (a host's own name may lead nowhere), and dropping this object is enough to leave.
+    the user, no host name is resolved (a host's own name may lead nowhere), and dropping this object is enough to
+    leave.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self._lost = False
         before = _sockets()
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+        # torch's stubs know neither the options nor, everywhere, the group.
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1
         try:
-            self._group: Any = dist.ProcessGroupGloo(store, rank, world_size, options)
+            self._group: Any = gloo(store, rank, world_size, options)
         except RuntimeError as error:
             raise CollectiveLost(f"rank {rank} of {world_size} could not form its group: {error}") from None
         # Only connected sockets are ever shut down: doing so to gloo's listening one ends the process. The inode tells

@@ -13,7 +13,7 @@ def _paths(components: str | Collection[str]) -> list[list[str]]:
     return [path.strip("/").split("/") for path in paths]
 
 
-def subcomponents(name: str, components: Components) -> list[str] | None | Literal[False]:
+def subcomponents(name: str, components: Components) -> list[str] | Literal[False] | None:
     """What of `components` lies below `name`.
 
     Returns:

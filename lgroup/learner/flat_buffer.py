@@ -4,10 +4,10 @@ Layout, in elements of the buffer's dtype::
 
     [ gradients, parameter after parameter | has-gradient count per parameter | module buffers as 16-bit pieces ]
 
-A rank without a gradient for a parameter contributes zeros and a count of 0; where the summed count is 0 the gradient is
-None on every rank, so that optimizers leave that parameter's state alone. Module buffers (running means, counters) are
-contributed by one rank and added to zeros; cut into integers below 2**16 they pass through the sum bit for bit, whatever
-their dtype.
+A rank without a gradient for a parameter contributes zeros and a count of 0; where the summed count is 0 the gradient
+is None on every rank, so that optimizers leave that parameter's state alone. Module buffers (running means, counters)
+are contributed by one rank and added to zeros; cut into integers below 2**16 they pass through the sum bit for bit,
+whatever their dtype.
 """
 
 from __future__ import annotations

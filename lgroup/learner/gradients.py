@@ -13,7 +13,8 @@ def global_norm(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
+    return norm
 
 
 def _scale_down(gradients: list[torch.Tensor], norms: Iterable[torch.Tensor], limit: float) -> None:

@@ -61,7 +61,9 @@ class LearnerHost:
 
     # Membership
 
-    def join(self, generation: int, rank: int, world_size: int, lead: int, behind: tuple[int, ...], timeout_s: float) -> None:
+    def join(
+        self, generation: int, rank: int, world_size: int, lead: int, behind: tuple[int, ...], timeout_s: float
+    ) -> None:
         """Enter the process group of `generation`; if any rank is `behind`, those adopt rank `lead`'s state.
 
         Raises:
@@ -187,4 +189,6 @@ def _digest(tree: Any, path: str, found: dict[str, str]) -> None:
         for index, value in enumerate(tree):
             _digest(value, f"{path}/{index}", found)
     else:
-        found[path] = hashlib.blake2b(repr(sorted(tree) if isinstance(tree, set) else tree).encode(), digest_size=16).hexdigest()
+        found[path] = hashlib.blake2b(
+            repr(sorted(tree) if isinstance(tree, set) else tree).encode(), digest_size=16
+        ).hexdigest()

@@ -178,7 +178,9 @@ class Learner(LearnerState):
                 "can be averaged over learners: set sparse=False"
             )
         if parameter.device.type != self.device.type:
-            raise ConfigError(f"module {module_id!r} has a parameter on {parameter.device}; the learner is on {self.device}")
+            raise ConfigError(
+                f"module {module_id!r} has a parameter on {parameter.device}; the learner is on {self.device}"
+            )
 
     def flat_buffer(self) -> FlatBuffer:
         """The buffer that gradients and module buffers are summed in; made anew when parameters come or go."""
@@ -301,7 +303,7 @@ class Learner(LearnerState):
         losses = list(loss_per_module.values())
         total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         if total.requires_grad:
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
         return {ref: parameter.grad for ref, parameter in self._lgroup_params.items()}
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
@@ -326,9 +328,10 @@ class Learner(LearnerState):
         """Whether the default post-processing has nothing to do, for any module."""
         if self._lgroup_pass_through is None:
             configs = [self.config.get_config_for_module(module_id) for module_id in self._lgroup_module_optimizers]
-            self._lgroup_pass_through = (
-                type(self).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module
-                and all(config.grad_clip is None and not config.log_gradients for config in configs)
+            self._lgroup_pass_through = type(
+                self
+            ).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module and all(
+                config.grad_clip is None and not config.log_gradients for config in configs
             )
         return self._lgroup_pass_through
 

@@ -163,6 +163,7 @@ class LearnerState:
             if name not in _NOT_STATE and not name.startswith("_lgroup_") and id(value) not in known
         }
 
+
 def _named(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 

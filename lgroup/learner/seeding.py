@@ -1,6 +1,7 @@
 """Random numbers that do not depend on when or how often something is tried.
 
-Every update seeds all generators from (seed, update, rank), so that a retry, or a replacement learner, computes the same.
+Every update seeds all generators from (seed, update, rank), so that a retry, or a replacement learner, computes the
+same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A learner's whole state as one tree of plain containers and tensors.
 
-The same tree serves undo, joining and checkpoints. `live_tree` makes it without copying: its leaves are the learner's own
-tensors. `copy_tree` takes the copy, and `restore` writes a tree back **in place**, so that whatever else refers to a
-tensor or a container goes on referring to the right one. Nothing is cast: a leaf comes back with the dtype it had.
+The same tree serves undo, joining and checkpoints. `live_tree` makes it without copying: its leaves are the learner's
+own tensors. `copy_tree` takes the copy, and `restore` writes a tree back **in place**, so that whatever else refers to
+a tensor or a container goes on referring to the right one. Nothing is cast: a leaf comes back with the dtype it had.
 
 Two halves, because they are copied at different moments of an update::
 
@@ -68,7 +68,9 @@ def _live(value: Any) -> Any:
         parts = [_live(item) for item in value]
         if any(part is UNKNOWN for part in parts):
             return UNKNOWN
-        return type(value)(*parts) if hasattr(value, "_fields") else (tuple if isinstance(value, tuple) else list)(parts)
+        return (
+            type(value)(*parts) if hasattr(value, "_fields") else (tuple if isinstance(value, tuple) else list)(parts)
+        )
     if isinstance(value, (set, frozenset)):
         return set(value) if all(isinstance(item, _SCALARS) for item in value) else UNKNOWN
     return UNKNOWN
@@ -85,7 +87,7 @@ def _optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, Any]:
     """State by the parameter's position in the optimizer; parameters without state are left out."""
     state = optimizer.state
-    return {i: dict(state[p]) for i, p in enumerate(_optimizer_parameters(optimizer)) if p in state and state[p]}
+    return {i: dict(state[p]) for i, p in enumerate(_optimizer_parameters(optimizer)) if state.get(p)}
 
 
 def early_tree(learner: Learner) -> Tree:
@@ -189,7 +191,12 @@ def _restored(live: Any, saved: Any) -> Any:
             return live
         return saved.clone()
     if isinstance(saved, np.ndarray):
-        if isinstance(live, np.ndarray) and live.shape == saved.shape and live.dtype == saved.dtype and live.flags.writeable:
+        if (
+            isinstance(live, np.ndarray)
+            and live.shape == saved.shape
+            and live.dtype == saved.dtype
+            and live.flags.writeable
+        ):
             live[...] = saved
             return live
         return saved.copy()

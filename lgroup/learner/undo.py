@@ -2,8 +2,8 @@
 
 Invariant: between `begin` and `forget` the learner can be put back to where it was at `begin`, bit for bit.
 
-Parameters and optimizer state are copied while the first sum over the group runs, where the copy costs nothing, unless a
-hook that runs earlier could write to them.
+Parameters and optimizer state are copied while the first sum over the group runs, where the copy costs nothing, unless
+a hook that runs earlier could write to them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A module's mean loss is multiplied, before backward, by this rank's share of the step's weight (its rows, or valid steps
 under a mask), so that the plain sum of the ranks' gradients is the gradient of the whole minibatch, also for parameters
-that modules share and where the ranks' weights differ. Every rank runs every step of the plan and takes part in its sum,
-whether or not it has rows, so that no rank waits for one that is not coming.
+that modules share and where the ranks' weights differ. Every rank runs every step of the plan and takes part in its
+sum, whether or not it has rows, so that no rank waits for one that is not coming.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ class Update:
                 batch[module_id] = take(columns[module_id], share.rows)
                 shares[module_id] = share.weight / share.total
                 weights[module_id] = share.weight
-                self.learner.metrics.log_value(
-                    (module_id, NUM_MODULE_STEPS_TRAINED), int(share.weight), reduce="sum"
-                )
+                self.learner.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), int(share.weight), reduce="sum")
         self.learner.metrics.begin_step(weights)
         return batch, shares
 
@@ -211,4 +209,3 @@ def _to_tensor(value: Any, learner: Learner) -> Any:
             value = value.astype(value.dtype.newbyteorder("="))
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     return value.to(learner.device) if value.device != learner.device else value
-

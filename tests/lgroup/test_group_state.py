@@ -168,7 +168,8 @@ class World:
         while True:
             order = list(range(len(self.ranks)))
             self.rng.shuffle(order)
-            if not any([self.act(number) for number in order]):
+            moved = [self.act(number) for number in order]
+            if not any(moved):
                 return
 
 
@@ -210,7 +211,9 @@ def test_whatever_happens_in_whatever_order_learners_hold_the_same_log_and_the_l
 
 
 @settings(deadline=None, max_examples=100)
-@given(rng=st.randoms(use_true_random=False), world_size=st.integers(1, 3), by=st.sampled_from(["loss", "close", "tick"]))
+@given(
+    rng=st.randoms(use_true_random=False), world_size=st.integers(1, 3), by=st.sampled_from(["loss", "close", "tick"])
+)
 def test_whenever_the_group_ends_every_entry_gets_its_verdict_at_once(
     rng: random.Random, world_size: int, by: str
 ) -> None:
