@@ -99,21 +99,40 @@ class Link:
         return True
 
     def _receive(self) -> None:
-        """Deliver what has arrived, up to a batch."""
+        """Deliver what has arrived, up to a batch.
+
+        Each message is delivered only after looking for the next one. A thread that the delivery wakes can then go on
+        at once, where it would wait for this one to let go of the interpreter.
+        """
         socket = self.socket
+        deliver = self._deliver
+        frames = self._next(socket, check=False)
         for _ in range(_MAX_BATCH):
-            with self._lock:
-                if self._closed or not _get(socket, _EVENTS) & _POLLIN:
-                    self._receiving = False
-                    return
-                self._receiving = True
-                frame: Any = _recv(socket, _NOBLOCK, False)
-                frames = [frame]
-                while frame.more:
-                    frame = _recv(socket, _NOBLOCK, False)
-                    frames.append(frame)
-            self._deliver(frames)
-        self._io.call_soon(self._receive)
+            if frames is None:
+                return
+            following = self._next(socket, check=True)
+            deliver(frames)
+            frames = following
+        if frames is not None:
+            deliver(frames)
+            self._io.call_soon(self._receive)
+
+    def _next(self, socket: zmq.Socket[bytes], *, check: bool) -> list[zmq.Frame] | None:
+        """The next message's frames; None, and ``_receiving`` is off, if there is none."""
+        with self._lock:
+            try:
+                if not self._closed and (not check or _get(socket, _EVENTS) & _POLLIN):
+                    frame: Any = _recv(socket, _NOBLOCK, False)
+                    frames = [frame]
+                    while frame.more:
+                        frame = _recv(socket, _NOBLOCK, False)
+                        frames.append(frame)
+                    self._receiving = True
+                    return frames
+            except zmq.Again:
+                pass
+            self._receiving = False
+            return None
 
     def close(self, linger_s: float = 0.0) -> bool:
         """Close the socket; what was sent has ``linger_s`` to leave. False if it was closed before."""
