@@ -126,6 +126,8 @@ class ZygoteLink:
             self._refuse(start, StartFailure.STOPPED, "the cluster is closing")
 
     def _hang_up(self) -> None:
+        if self.state is LinkState.IMPORTING and self._process is not None:
+            self._process.kill()  # it has no workers yet, and would not look at its channel for seconds
         self.state = LinkState.CLOSED
         if self._channel is not None and self._channel.fileno() >= 0:
             self._io.remove_reader(self._channel.fileno())

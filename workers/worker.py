@@ -121,8 +121,8 @@ class Worker:
         """Call a method of the actor, or a function that gets the actor first; returns the request's number.
 
         ``on_reply`` gets the one reply on the I/O thread and must be quick. ``data_only`` travels without pickles
-        either way. Arrays among the arguments must not be written to until the reply. Raises ``TypeError`` for arguments that
-        cannot be sent.
+        either way. Arrays among the arguments must not be written to until the reply. Raises ``TypeError`` for
+        arguments that cannot be sent.
         """
         prepared = prepare_call(target, args, kwargs, data_only=data_only)
         self.send(prepared, on_reply)
