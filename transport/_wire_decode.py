@@ -287,7 +287,7 @@ def _decode(frames: Sequence[Any], limits: Limits, *, readonly: bool) -> Message
     if header_nbytes > limits.max_header_bytes or sum(map(len, frames)) > limits.max_message_bytes:
         raise ProtocolError("a message beyond the limits")
     decoder = _Decoder(
-        _arena(first, arena_start, readonly) if arena_nbytes else b"",
+        _arena(first, arena_start, readonly),
         frames[1:],
         pickles=kind in PICKLE_KINDS,
         readonly=readonly,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-import cloudpickle
+from lgroup.transport import _pickling
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -54,7 +54,7 @@ class Pickled:
         Raises what the value's pickling raises, often ``TypeError`` or ``pickle.PicklingError``.
         """
         found: list[pickle.PickleBuffer] = []
-        blob = cloudpickle.dumps(value, protocol=5, buffer_callback=found.append)
+        blob = _pickling.dumps(value, found.append)
         return cls(blob, tuple(buffer.raw() for buffer in found))
 
     def load(self) -> Any:
