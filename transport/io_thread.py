@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from lgroup.transport._forks import current_process, refuse_after_fork
+from lgroup.transport.errors import ConnectionClosed
 
 _log = logging.getLogger("lgroup.transport")
 
@@ -79,7 +80,7 @@ class IOThread:
         self._on_error = on_error or self._report
         self._process = current_process()
         self._state = _State.NEW
-        self._lock = threading.Lock()  # guards _state and _context
+        self._lock = threading.Lock()  # guards _state, _context and the wake descriptors
         self._poll, self._poll_unit = _poll_object()
         self._readers: dict[int, _Callback] = {}
         self._calls: deque[tuple[_Callback, tuple[Any, ...]]] = deque()
@@ -95,6 +96,7 @@ class IOThread:
         self._poll.register(self._wake_read, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ident: int | None = None
+        self._ended = threading.Event()
 
     def __repr__(self) -> str:
         return f"<IOThread {self.name!r} {self._state.value}, {len(self._readers)} readers, {len(self._timers)} timers>"
@@ -108,9 +110,11 @@ class IOThread:
 
     @property
     def context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """The ZeroMQ context of the endpoints on this thread; ended with it."""
+        """The ZeroMQ context of the endpoints on this thread; ended with it. Raises ``ConnectionClosed`` after that."""
         refuse_after_fork(self._process, self)
         with self._lock:
+            if self._state in (_State.CLOSING, _State.CLOSED):
+                raise ConnectionClosed(f"{self!r} is closed")
             if self._context is None:
                 self._context = zmq.Context()
             return self._context
@@ -143,8 +147,7 @@ class IOThread:
             self._wake()
         if self.in_thread():
             return False
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._ended.wait(timeout_s)
 
     def in_thread(self) -> bool:
         """Whether the caller runs on this thread."""
@@ -186,7 +189,8 @@ class IOThread:
     def remove_reader(self, fd: int) -> None:
         """Forget ``fd``; call it before closing the descriptor. From any thread; harmless if it is not known."""
         if self._readers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile, the descriptor or the thread
+                self._poll.unregister(fd)
 
     def add_closer(self, closer: Callable[[], object]) -> None:
         """Call ``closer()`` at the end of the thread, before its context ends; the last added first."""
@@ -199,13 +203,10 @@ class IOThread:
 
     def _wake(self) -> None:
         self._wake_pending = True
-        try:
-            os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
-        except BlockingIOError:
-            pass  # full, so it is readable
-        except OSError:
+        with self._lock:  # else the number could be another's descriptor by now
             if self._state is not _State.CLOSED:
-                raise
+                with contextlib.suppress(BlockingIOError):  # full, so it is readable
+                    os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
     def _run(self) -> None:
         self._ident = threading.get_ident()
@@ -289,6 +290,8 @@ class IOThread:
         with self._lock:
             self._state = _State.CLOSED
             context, self._context = self._context, None
+            for fd in {self._wake_read, self._wake_write}:
+                os.close(fd)
         if context is not None:
             context.term()
         self._calls.clear()
@@ -297,8 +300,7 @@ class IOThread:
         self._new_timers.clear()
         if hasattr(self._poll, "close"):
             self._poll.close()
-        for fd in {self._wake_read, self._wake_write}:
-            os.close(fd)
+        self._ended.set()
 
 
 def _wake_descriptors() -> tuple[int, int]:
