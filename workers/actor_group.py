@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -215,7 +216,7 @@ class ActorGroup:
                     continue
                 self._calls.sent(key, tag)
             try:
-                self._send(call, lambda result, key=key: self._answered(key, result), mark_healthy=False)
+                self._send(call, partial(self._answered, key), mark_healthy=False)
             except BaseException:
                 with self._changed:
                     self._calls.withdraw(key)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store  # torch.distributed has it, but hides it from type checkers
 
 from lgroup.workers.store_table import DROPPED, OK, TIMED_OUT
 
@@ -24,7 +25,7 @@ class Ask(Protocol):
     def __call__(self, question: list[Any], timeout_s: float) -> Sequence[Any]: ...
 
 
-class ChannelStore(dist.Store):
+class ChannelStore(Store):
     """The keys under ``prefix`` of the coordinator's table. May be used from any thread of the worker.
 
     Raises ``torch.distributed.DistStoreError`` where a key does not appear in time, or its prefix was dropped.

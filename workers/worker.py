@@ -235,12 +235,13 @@ class Worker:
     def _deadline(self) -> None:
         if self._state is not WorkerState.STARTING:
             return
-        limit = f"within {self.spec.start_timeout_s:g} s"
+        limit = f"within {self.spec.start_timeout_s:.3g} s"
         if self._pidfd is None:
             self._fail(StartFailure.DEADLINE, f"the zygote did not start it {limit}: it is still importing, or stuck")
             self._resolve_ready()
             return
         self._fail(StartFailure.DEADLINE, f"its constructor did not return {limit}; where it was is in its last lines")
+        self._expected = True
         self._signal(signal.SIGUSR2)  # faulthandler writes all stacks to its stderr
         self._surroundings.io.call_later(STACKS_S, self._signal, signal.SIGKILL)
 

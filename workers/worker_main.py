@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lgroup.transport.endpoints import Dealer
+from lgroup.transport.errors import ConnectionClosed
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Kind, Message
 from lgroup.workers import process_setup
@@ -55,13 +56,15 @@ def worker_process(settings: dict[str, Any], *, output: int, coordinator: int) -
     )
     enter_worker(context)
     channel.open(context)
+    requests = Requests(channel, context)
     try:
-        Requests(channel, context).run()
-    except SystemExit as stop:
-        end_process(_exit_code(stop))
+        requests.run()
+    except SystemExit as stop:  # user code wants the process to end
+        requests.leave(_exit_code(stop))
     except BaseException:
         traceback.print_exc()
-        end_process(1)
+        _run_exit_functions()
+        os._exit(1)
 
 
 class Channel:
@@ -142,7 +145,7 @@ class Requests:
     def run(self) -> NoReturn:
         """Build the actor, then serve until told to stop."""
         if not self._build():
-            self._farewell(code=1)
+            self.leave(1)
         self._context.phase = "idle"
         while True:
             message = self._channel.requests.get()
@@ -150,9 +153,7 @@ class Requests:
                 break
             self._serve(message)
         self._actor = None
-        _run_exit_functions()
-        self._channel.send(Kind.STOP, 0, None)  # everything sent before this has arrived when this has
-        self._farewell(code=0)
+        self.leave(0)
 
     def _build(self) -> bool:
         spec = self._channel.requests.get()
@@ -196,19 +197,14 @@ class Requests:
         except Exception as error:  # what user code returned cannot be sent
             self._channel.send(reply_kind, message.request_id, [False, error_record(error)])
 
-    def _farewell(self, code: int) -> NoReturn:
-        """Wait until the coordinator has what was sent (it says STOP then), and end."""
-        with contextlib.suppress(queue.Empty):
+    def leave(self, code: int) -> NoReturn:
+        """End the process, once the coordinator has everything that was sent: it answers the last message then."""
+        _run_exit_functions()
+        with contextlib.suppress(queue.Empty, ConnectionClosed):
+            self._channel.send(Kind.STOP, 0, None)
             while self._channel.requests.get(timeout=FAREWELL_S).kind is not Kind.STOP:
                 pass
-        end_process(code, exit_functions=code != 0)
-
-
-def end_process(code: int, *, exit_functions: bool = True) -> NoReturn:
-    """End this process without the interpreter's own finalisation: a process group's destructors may wait for peers."""
-    if exit_functions:
-        _run_exit_functions()
-    os._exit(code)
+        os._exit(code)  # not the interpreter's way out: a process group's destructors may wait for peers
 
 
 def _run_exit_functions() -> None:
