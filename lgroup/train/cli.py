@@ -155,15 +155,25 @@ def _add_training(group: Any) -> None:
         "--hidden", type=_sizes, metavar="A,B", help="units of the network's hidden layers (default: 64,64)"
     )
     group.add_argument(
+        "--train-batch-size",
+        type=_whole(1),
+        metavar="B",
+        help="env steps (for bc: rows) of one update of all learners (default: 4096 for ppo, 160 impala, 512 bc)",
+    )
+    group.add_argument(
         "--rollout-fragment-length",
         type=_whole(1),
         metavar="L",
-        help="steps of each environment in one rollout; for ppo all rollouts together are the batch",
+        help="steps of each environment in one rollout (default: 10 for impala; for ppo so many that one rollout of "
+        "every env runner makes a batch)",
     )
     group.add_argument(
-        "--minibatch-size", type=_whole(1), metavar="B", help="rows of one optimizer step of all learners (ppo, bc)"
+        "--minibatch-size",
+        type=_whole(1),
+        metavar="B",
+        help="for ppo: rows of one optimizer step of all learners together (default: 512)",
     )
-    group.add_argument("--num-epochs", type=_whole(1), metavar="E", help="passes over each batch (ppo)")
+    group.add_argument("--num-epochs", type=_whole(1), metavar="E", help="for ppo: passes over each batch (default: 8)")
 
 
 def _add_output(group: Any) -> None:

@@ -1,10 +1,9 @@
-"""Ending a run from outside: the first signal asks, the second insists."""
+"""Ending a run from outside: while there is something to save the first signal asks, the second insists."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, SIGINT and SIGTERM set `signal_number` the first time, and raise KeyboardInterrupt the second.
+    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt; the first after `be_patient` only sets `requested`.
 
     Outside of the main thread, where Python delivers no signals, it does nothing.
-
-    Args:
-        on_request: called by the first signal's handler; it must be quick.
     """
 
-    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
-        self.signal_number: int | None = None
-        self._on_request = on_request
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._is_patient = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -40,13 +36,22 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def be_patient(self) -> None:
+        """From now on somebody looks at `requested`."""
+        self._is_patient = True
+
     @property
-    def exit_code(self) -> int | None:
-        """128 + the signal's number, as shells have it; None if there was no signal."""
-        return None if self.signal_number is None else 128 + self.signal_number
+    def requested(self) -> bool:
+        """Whether there was a signal."""
+        return self._number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as shells have it; 0 if there was no signal."""
+        return 0 if self._number is None else 128 + self._number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
+        insists = self.requested or not self._is_patient
+        self._number = number
+        if insists:
             raise KeyboardInterrupt
-        self.signal_number = number
-        self._on_request()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lgroup.algorithms import reward_threshold_of, spaces_of
+from lgroup.config import LearnerGroupConfig
 from lgroup.errors import ConfigError, LGroupError
 from lgroup.train.display import Display, display_for
 from lgroup.train.interrupt import Interrupt
@@ -34,25 +35,33 @@ def run(options: RunOptions) -> int:
         LGroupError: the run failed. What was learned until then is saved.
     """
     spaces = spaces_of(options.env, options.env_config)
-    config = config_for(options, spaces)
-    rule = stop_rule(options)
-    data = _data(options, spaces)
+    config, data = config_for(options, spaces), _data(options, spaces)
+    rule, title = stop_rule(options), title_of(options)
     _make_folder(options)
-    title = title_of(options)
-    progress = Progress()
-    with display_for(sys.stdout, title, rule, plain=options.plain) as display:
-        interrupt = Interrupt(lambda: display.say("ending after this round; once more ends it at once"))
-        with interrupt, RunLog(options.out) as log:
-            session = Session(config, progress, with_values=options.algo == "ppo", counts_samples=options.algo != "bc")
-            with session:
-                trainer = _Trainer(session, rule, display, log, interrupt)
-                reason = trainer.train(_rounds(session, options, data))
-                files = _save(session, options)
-                outcome = Outcome(title, reason, progress, trainer.snapshots, trainer.stats(), options.out, files)
-    _finish(outcome, rule)
+    with Interrupt() as interrupt:
+        try:
+            with display_for(sys.stdout, title, rule, plain=options.plain) as display, RunLog(options.out) as log:
+                trainer = _Trainer(rule, display, log, interrupt)
+                outcome = _trained(options, config, data, trainer)
+            _finish(outcome, rule)
+        except KeyboardInterrupt:
+            print("interrupted before everything was saved", file=sys.stderr)
+            return interrupt.exit_code
     if trainer.error is not None:
         raise trainer.error
-    return interrupt.exit_code or 0
+    return interrupt.exit_code
+
+
+def _trained(
+    options: RunOptions, config: LearnerGroupConfig, data: dict[str, Any] | None, trainer: _Trainer
+) -> Outcome:
+    """All that needs processes; they are gone when it returns or raises."""
+    is_ppo, is_bc = options.algo == "ppo", options.algo == "bc"
+    with Session(config, trainer.progress, with_values=is_ppo, counts_samples=not is_bc) as session:
+        reason = trainer.train(session, _rounds(session, options, data))
+        files = _save(session, options)
+        stats = session.group.get_stats()
+        return Outcome(title_of(options), reason, trainer.progress, trainer.snapshots, stats, options.out, files)
 
 
 def stop_rule(options: RunOptions) -> StopRule:
@@ -71,47 +80,43 @@ def title_of(options: RunOptions) -> str:
 class _Trainer:
     """Goes round after round until the rule, a signal or an error says so; shows and logs meanwhile."""
 
-    def __init__(self, session: Session, rule: StopRule, display: Display, log: RunLog, interrupt: Interrupt) -> None:
-        self._session, self._rule, self._display = session, rule, display
-        self._log, self._interrupt = log, interrupt
-        self._started = time.monotonic()
+    def __init__(self, rule: StopRule, display: Display, log: RunLog, interrupt: Interrupt) -> None:
+        self._rule, self._display, self._log, self._interrupt = rule, display, log, interrupt
         self._next_show_s = self._next_log_s = 0.0
+        self.progress = Progress()
         self.snapshots: list[Snapshot] = []
         self.error: LGroupError | None = None
 
-    def train(self, rounds: Rounds) -> str:
+    def train(self, session: Session, rounds: Rounds) -> str:
         """Returns why it ended, in words."""
+        started = time.monotonic()
+        self._interrupt.be_patient()
         try:
-            reason = self._until_the_end(rounds)
+            reason = self._until_the_end(session, rounds, started)
         except KeyboardInterrupt:
             reason = "interrupted at once"
         except LGroupError as error:
             self.error, reason = error, f"failed: {str(error).splitlines()[0]}"
-        self._record(self._snapshot())
+        self._record(self._snapshot(session, started))
         return reason
 
-    def stats(self) -> dict[str, Any]:
-        """The group's statistics, with the ledger."""
-        stats: dict[str, Any] = self._session.group.get_stats()
-        return stats
-
-    def _until_the_end(self, rounds: Rounds) -> str:
+    def _until_the_end(self, session: Session, rounds: Rounds, started: float) -> str:
         while True:
             rounds.round()
-            snapshot = self._snapshot()
-            if snapshot.seconds >= self._next_show_s:
-                self._next_show_s = snapshot.seconds + _SHOW_EVERY_S
-                self._display.show(snapshot)
+            snapshot = self._snapshot(session, started)
             if snapshot.seconds >= self._next_log_s:
                 self._next_log_s = snapshot.seconds + _LOG_EVERY_S
                 self._record(snapshot)
-            reason = "interrupted" if self._interrupt.signal_number else self._rule.reason(snapshot)
+            if snapshot.seconds >= self._next_show_s:
+                self._next_show_s = snapshot.seconds + _SHOW_EVERY_S
+                self._display.show(snapshot)
+            reason = "interrupted" if self._interrupt.requested else self._rule.reason(snapshot)
             if reason is not None:
                 rounds.finish()
                 return reason
 
-    def _snapshot(self) -> Snapshot:
-        return self._session.progress.snapshot(time.monotonic() - self._started, self.stats())
+    def _snapshot(self, session: Session, started: float) -> Snapshot:
+        return self.progress.snapshot(time.monotonic() - started, session.group.get_stats())
 
     def _record(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)

@@ -23,6 +23,7 @@ class RunOptions:
     num_learners: int = 2
     num_env_runners: int = 2
     num_envs_per_env_runner: int | None = None
+    train_batch_size: int | None = None
     rollout_fragment_length: int | None = None
     minibatch_size: int | None = None
     num_epochs: int | None = None
@@ -44,7 +45,8 @@ class Recipe:
 
     config_class: type[LearnerGroupConfig]
     num_envs_per_env_runner: int
-    rollout_fragment_length: int
+    train_batch_size: int
+    rollout_fragment_length: int | str
     stop_env_steps: int
     settings: Mapping[str, Any]
     hidden: tuple[int, ...] = (64, 64)
@@ -55,7 +57,8 @@ RECIPES: Mapping[str, Recipe] = {
     "ppo": Recipe(
         config_class=PPOConfig,
         num_envs_per_env_runner=16,
-        rollout_fragment_length=128,
+        train_batch_size=4096,
+        rollout_fragment_length="auto",
         stop_env_steps=500_000,
         settings={
             "lr": 1e-3,
@@ -71,6 +74,7 @@ RECIPES: Mapping[str, Recipe] = {
     "impala": Recipe(
         config_class=IMPALAConfig,
         num_envs_per_env_runner=16,
+        train_batch_size=160,
         rollout_fragment_length=10,
         stop_env_steps=1_000_000,
         max_requests_in_flight_per_learner=2,
@@ -85,9 +89,10 @@ RECIPES: Mapping[str, Recipe] = {
     "bc": Recipe(
         config_class=BCConfig,
         num_envs_per_env_runner=16,
+        train_batch_size=512,
         rollout_fragment_length=64,
         stop_env_steps=1_000_000,
-        settings={"lr": 1e-3, "minibatch_size": 512},
+        settings={"lr": 1e-3},
     ),
 }
 
@@ -115,7 +120,11 @@ def config_for(options: RunOptions, spaces: tuple[Any, Any]) -> LearnerGroupConf
         num_envs_per_env_runner=options.num_envs_per_env_runner or recipe.num_envs_per_env_runner,
         rollout_fragment_length=options.rollout_fragment_length or recipe.rollout_fragment_length,
     )
-    config.training(**_training_settings(options, recipe))
+    batch_size = options.train_batch_size or recipe.train_batch_size
+    config.training(
+        train_batch_size_per_learner=-(-batch_size // max(1, options.num_learners)),
+        **_training_settings(options, recipe),
+    )
     hidden = options.hidden or recipe.hidden
     config.rl_module(model_config={"fcnet_hiddens": list(hidden), "vf_share_layers": options.algo == "bc"})
     config.debugging(seed=options.seed)
@@ -126,8 +135,7 @@ def config_for(options: RunOptions, spaces: tuple[Any, Any]) -> LearnerGroupConf
 def _training_settings(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     chosen = {name: getattr(options, name) for name in ("lr", "gamma", "minibatch_size", "num_epochs")}
     given = {name: value for name, value in chosen.items() if value is not None}
-    if options.algo != "ppo" and "num_epochs" in given:
-        raise ConfigError(f"--num-epochs goes with --algo ppo only, not with --algo {options.algo}")
-    if options.algo == "impala" and "minibatch_size" in given:
-        raise ConfigError("--minibatch-size goes with --algo ppo and bc only; impala trains on each rollout as it is")
+    for name in ("minibatch_size", "num_epochs"):
+        if options.algo != "ppo" and name in given:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with --algo ppo only, not with --algo {options.algo}")
     return {**recipe.settings, **given}

@@ -129,7 +129,7 @@ class BCRounds:
     def __init__(self, session: Session, data: dict[str, NDArray[Any]]) -> None:
         self._session, self._data = session, data
         self._in_flight = _InFlight(session)
-        self._size = min(len(data[Columns.OBS]), session.config.total_minibatch_size or 512)
+        self._size = min(len(data[Columns.OBS]), session.config.total_train_batch_size)
         self._random = np.random.default_rng(session.config.seed)
         self._order = np.empty(0, np.int64)
         session.runners.foreach_actor_async("sample", SAMPLE)
