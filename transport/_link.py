@@ -77,12 +77,16 @@ class Link:
     def closed(self) -> bool:
         return self._closed
 
+    def refuse_after_fork(self) -> None:
+        """Raise ``RuntimeError`` in a fork of the process that made this."""
+        refuse_after_fork(self._process, self)
+
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Queue the frames as one message, without waiting. False if this end is closed.
 
         Raises ``zmq.ZMQError`` as the socket does.
         """
-        refuse_after_fork(self._process, self)
+        self.refuse_after_fork()
         last = len(frames) - 1
         with self._lock:
             if self._closed:
@@ -112,6 +116,8 @@ class Link:
                 return
             following = self._next(socket, check=True)
             deliver(frames)
+            if self._closed:  # by what was just delivered: the next is not for anybody
+                return
             frames = following
         if frames is not None:
             deliver(frames)
@@ -136,7 +142,7 @@ class Link:
 
     def close(self, linger_s: float = 0.0) -> bool:
         """Close the socket; what was sent has ``linger_s`` to leave. False if it was closed before."""
-        refuse_after_fork(self._process, self)
+        self.refuse_after_fork()
         with self._lock:
             if self._closed:
                 return False

@@ -6,6 +6,7 @@ thread to one peer arrive in the order of the calls. How much may be queued is t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from lgroup.transport.errors import ConnectionClosed, ProtocolError
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Buffer, Message
 from lgroup.transport.wire import DEFAULT, Limits, decode, encode
+
+_REFUSAL = b""
+"""Instead of a message: the Router will not listen to this peer any more. ZeroMQ has no way to end one connection."""
 
 
 def _ignore(*_: object) -> None:
@@ -119,12 +123,11 @@ class Router:
         except ProtocolError as error:
             self._num_protocol_errors += 1
             self._refused.add(identity)
-            self._call(self._on_protocol_error, identity, error)
+            with contextlib.suppress(zmq.ZMQError):  # gone already
+                self._link.send([identity, _REFUSAL])
+            self._io.run(self._on_protocol_error, identity, error)
             return
-        self._call(self._on_message, identity, message)
-
-    def _call(self, callback: Callable[..., object], *args: object) -> None:
-        self._io.run(callback, *args)
+        self._io.run(self._on_message, identity, message)
 
     def __repr__(self) -> str:
         state = "closed" if self._link.closed else "open"
@@ -163,7 +166,8 @@ class Dealer:
         starting with a zero byte).
 
         on_message: gets each message.
-        on_disconnected: the connection is lost, or did not come about within ``connect_timeout_s``.
+        on_disconnected: the connection is lost, or the Router refuses this end because of malformed bytes, or it did
+        not come about within ``connect_timeout_s``.
         on_protocol_error: the other end sent bytes that are no message; the connection is closed, ``on_disconnected``
         follows.
         load_pickles, readonly: see ``decode``.
@@ -206,6 +210,7 @@ class Dealer:
     def send_frames(self, frames: Sequence[Buffer]) -> None:
         """As ``send`` with a message that is encoded already."""
         if self._state is _State.CONNECTING:
+            self._link.refuse_after_fork()
             with self._lock:
                 if self._state is _State.CONNECTING:
                     self._outbox.append(frames)
@@ -215,6 +220,7 @@ class Dealer:
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; from any thread, any number of times. What was sent has ``linger_s`` to leave."""
+        self._link.refuse_after_fork()
         with self._lock:
             self._state = _State.CLOSED
             self._outbox.clear()
@@ -248,6 +254,9 @@ class Dealer:
         self._io.run(self._on_disconnected)
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
+        if not len(frames[0]):
+            self._end()
+            return
         try:
             message = decode(frames, self._limits, load_pickles=self._load_pickles, readonly=self._readonly)
         except ProtocolError as error:
