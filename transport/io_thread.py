@@ -300,6 +300,7 @@ class IOThread:
         self._new_timers.clear()
         if hasattr(self._poll, "close"):
             self._poll.close()
+        self._ident = None  # a thread that starts from now on may get the same one
         self._ended.set()
 
 
