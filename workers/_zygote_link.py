@@ -26,6 +26,7 @@ from lgroup.workers.spec import exit_of
 from lgroup.workers.start_policy import StartFailure
 
 MAX_UNANSWERED = 8
+ENDING_LIMIT_S = 5.0
 _ENTRY = str(Path(__file__).parent.parent / "worker.py")  # lgroup/worker.py: this package is lgroup.workers
 
 
@@ -73,6 +74,7 @@ class ZygoteLink:
         self._unanswered: dict[int, Start] = {}
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd: int | None = None
         self._output: OutputPipe | None = None
 
     @property
@@ -94,7 +96,9 @@ class ZygoteLink:
             output.close_writer()
         ours.setblocking(False)
         self._channel, self._output, self.state = ours, output, LinkState.IMPORTING
+        self._pidfd = os.pidfd_open(self._process.pid)
         self._io.add_reader(ours.fileno(), self._readable)
+        self._io.add_reader(self._pidfd, self._ended)
 
     def start(self, start: Start) -> None:
         """Ask for a worker."""
@@ -133,7 +137,14 @@ class ZygoteLink:
             self._io.remove_reader(self._channel.fileno())
             self._channel.close()  # the zygote takes that as its end
 
+    def _forget_pidfd(self) -> None:
+        if self._pidfd is not None:
+            self._io.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
     def _forget(self) -> None:
+        self._forget_pidfd()
         if self._output is not None:
             self._output.close()
         self._refuse_all(StartFailure.STOPPED, "the cluster is closed")
@@ -167,8 +178,9 @@ class ZygoteLink:
         with contextlib.suppress(BlockingIOError):
             while self.state is not LinkState.CLOSED:
                 received = wire.receive(self._channel)
-                if received is None:
-                    self._lost()
+                if received is None:  # it is ending
+                    self._io.remove_reader(self._channel.fileno())
+                    self._io.call_later(ENDING_LIMIT_S, self._process_of_now().kill)
                     return
                 self._take(*received)
         self._send_waiting()
@@ -185,16 +197,23 @@ class ZygoteLink:
         elif operation == "exited":
             self._listener.exited(note["worker"], note["status"])
 
-    def _lost(self) -> None:
-        assert self._channel is not None and self._process is not None and self._output is not None
+    def _process_of_now(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def _ended(self) -> None:
+        self._forget_pidfd()
+        if self.state is LinkState.CLOSED:
+            return
+        assert self._channel is not None and self._output is not None
+        self._readable()  # the notes it still wrote
         self._io.remove_reader(self._channel.fileno())
         self._channel.close()
         was_ready, self.state = self.state is LinkState.READY, LinkState.IDLE
-        self._process.kill()  # it hung up, so it is ending; this makes the wait short
-        status = self._process.wait()
+        status = self._process_of_now().wait()
         self._output.close()
         failure = StartFailure.NO_PROCESS if was_ready or status < 0 else StartFailure.PERMANENT
-        ended = exit_of("the zygote", self._process.pid, status, expected=False, last_lines=self._output.last_lines)
+        ended = exit_of("the zygote", self.pid, status, expected=False, last_lines=self._output.last_lines)
         for start in list(self._unanswered.values()):
             self._refuse(self._unanswered.pop(start.worker), failure, ended.text)
         if was_ready:
