@@ -23,8 +23,8 @@ from lgroup.transport._wire_layout import Limits
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Buffer
 
-ZERO_COPY_NBYTES = 128 << 10
-"""Frames from this size are sent from the caller's memory; below, pyzmq's bookkeeping costs more than a copy."""
+ZERO_COPY_NBYTES = 256 << 10
+"""Frames from this size are sent from the caller's memory; below, pyzmq's bookkeeping costs as much as a copy."""
 
 _MAX_BATCH = 256  # messages received before the thread looks at its other descriptors again
 _POLLIN = int(zmq.POLLIN)

@@ -20,6 +20,7 @@ from lgroup.transport._wire_layout import (
     ARRAY_BY_SIZE,
     BUFFER,
     COMPLEX,
+    DEFAULT,
     MAGIC,
     PREFIX,
     SCALAR,
@@ -255,8 +256,17 @@ def _stand_in(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[Any
     return namedtuple(name, fields, rename=True, module=module)
 
 
-def decode(frames: Sequence[Frame], limits: Limits, *, load_pickles: bool, readonly: bool) -> Message:
-    """See ``lgroup.transport.wire.decode``."""
+def decode(
+    frames: Sequence[Frame], limits: Limits = DEFAULT, *, load_pickles: bool = True, readonly: bool = False
+) -> Message:
+    """The message of some frames. Large arrays are views of the frames' memory, which should be nobody else's.
+
+    ``readonly`` makes numpy arrays read-only (torch has no such thing). ``load_pickles=False`` leaves ``Pickled``
+    objects in the body, for ``Message.loaded`` to load on another thread.
+
+    Raises ``ProtocolError``, and nothing else, for bytes that are not exactly one message within ``limits`` or whose
+    pickles do not load.
+    """
     try:
         message = _decode(frames, limits, readonly=readonly)
         return message.loaded() if load_pickles else message
@@ -307,7 +317,7 @@ def _arena(first: memoryview, start: int, readonly: bool) -> Buffer:
 
 
 def _unpack(header: bytes, decoder: _Decoder, limits: Limits) -> Any:
-    containers = container_bound(header)
+    containers = container_bound(header) if len(header) > limits.max_depth else 0
     if containers > _SMALL_CONTAINERS or len(header) > _SMALL_HEADER_NBYTES:
         _check_lengths(header)
     body = msgpack.unpackb(

@@ -16,6 +16,7 @@ from lgroup.transport._wire_layout import (
     ARRAYS,
     BUFFER,
     COMPLEX,
+    DEFAULT,
     MAGIC,
     PREFIX,
     SCALAR,
@@ -233,8 +234,12 @@ def _described(value: object) -> str:
 _encoders: list[_Encoder] = []  # idle ones; taken and given back by atomic list operations
 
 
-def encode(message: Message, limits: Limits) -> list[Buffer]:
-    """See ``lgroup.transport.wire.encode``."""
+def encode(message: Message, limits: Limits = DEFAULT) -> list[Buffer]:
+    """The frames of a message. Large contiguous buffers are views of the caller's memory: keep it unchanged until sent.
+
+    Raises ``TypeError`` naming the place in the body for what cannot travel in a message of this kind, ``ValueError``
+    for a body beyond ``limits``. What pickling raises passes through.
+    """
     try:
         encoder = _encoders.pop()
     except IndexError:
