@@ -12,6 +12,7 @@ whatever their dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,21 @@ ParamRef = Hashable
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """A module buffer, and the modules it belongs to (several, if they share a submodule)."""
+    """A module buffer by its place, and the modules it belongs to (several, if they share a submodule).
 
-    tensor: torch.Tensor
+    Not by the tensor: a forward pass may replace that (``self.mean = 0.9 * self.mean + ...``).
+    """
+
+    holder: torch.nn.Module
+    name: str
     owners: frozenset[str]
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The buffer as it is now."""
+        tensor = self.holder._buffers[self.name]
+        assert tensor is not None
+        return tensor
 
 
 def _piece_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -91,7 +103,13 @@ class FlatBuffer:
                     view.copy_(gradient)
         for view, shared, mine in zip(self._buffer_views, self._buffers, contributes, strict=True):
             if mine:
-                view.copy_(_to_pieces(shared.tensor))
+                pieces = _to_pieces(shared.tensor)
+                if pieces.shape != view.shape:
+                    raise ValueError(
+                        f"buffer {shared.name!r} of {type(shared.holder).__name__} is {tuple(shared.tensor.shape)} "
+                        f"{shared.tensor.dtype} now; shape and dtype must stay what they were at the first update"
+                    )
+                view.copy_(pieces)
             else:
                 view.zero_()
 
@@ -99,7 +117,7 @@ class FlatBuffer:
         """Whether every gradient in the buffer is finite."""
         # A sum meets every element and any NaN or infinity makes it nonfinite; it may overflow by itself, hence the
         # second look. Half the time of isfinite().all() at 67 k elements.
-        if bool(torch.isfinite(self.gradients.sum())):
+        if math.isfinite(self.gradients.sum().item()):
             return True
         return bool(torch.isfinite(self.gradients).all())
 
@@ -129,16 +147,20 @@ class FlatBuffer:
                 shared.tensor.copy_(_from_pieces(view, shared.tensor))
 
 
-def shared_buffers(modules: Mapping[str, torch.nn.Module]) -> list[SharedBuffer]:
-    """The modules' buffers, each once, with all the modules that hold it."""
-    tensors: dict[int, torch.Tensor] = {}
+def shared_buffers(modules: Mapping[str, torch.nn.Module], whole: torch.nn.Module) -> list[SharedBuffer]:
+    """The buffers of `modules` and of `whole`, which holds them: each once, with all the modules that hold it.
+
+    A buffer that is in `whole` and in none of its modules belongs to all of them.
+    """
+    places: dict[int, tuple[torch.nn.Module, str]] = {}
     owners: dict[int, set[str]] = {}
-    for module_id, module in modules.items():
-        for tensor in module.buffers():
-            if tensor.numel():
-                tensors[id(tensor)] = tensor
-                owners.setdefault(id(tensor), set()).add(module_id)
-    return [SharedBuffer(tensor, frozenset(owners[key])) for key, tensor in tensors.items()]
+    for module_id, module in (*modules.items(), (None, whole)):
+        for holder in module.modules():
+            for name, tensor in holder._buffers.items():
+                if tensor is not None and tensor.numel():
+                    places.setdefault(id(tensor), (holder, name))
+                    owners.setdefault(id(tensor), set()).update(() if module_id is None else (module_id,))
+    return [SharedBuffer(*place, frozenset(owners[key] or modules)) for key, place in places.items()]
 
 
 def first_nonfinite(gradients: Mapping[ParamRef, Any], names: Mapping[ParamRef, str]) -> str | None:

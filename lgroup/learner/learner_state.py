@@ -15,6 +15,7 @@ from lgroup.learner import state_tree
 from lgroup.learner.components import select, subcomponents
 
 if TYPE_CHECKING:
+    from lgroup.learner.module_slots import ModuleSlots
     from lgroup.modules import MultiRLModule
 
 COMPONENT_RL_MODULE = "rl_module"
@@ -57,6 +58,10 @@ class LearnerState:
     def module(self) -> MultiRLModule:
         """The networks by module id."""
         raise AttributeError("module")
+
+    def slots(self) -> ModuleSlots:
+        """Where the module keeps its parameters and buffers."""
+        raise AttributeError("slots")
 
     def get_state(
         self,
@@ -149,14 +154,14 @@ class LearnerState:
 
     def free_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Optimized parameters that are in no module, with names."""
-        in_modules = {id(parameter) for parameter in self.module.parameters()}
+        in_modules = {id(parameter) for parameter in self.slots().parameters.values()}
         free = (p for p in self._lgroup_params.values() if id(p) not in in_modules)
         return [(f"free_{index}", parameter) for index, parameter in enumerate(free)]
 
     def state_attributes(self) -> dict[str, Any]:
         """The learner's own attributes that may be state, by name."""
         known = {id(value) for value in self._lgroup_optimizers.values()}
-        known |= {id(module) for module in self.module.modules()}
+        known |= self.slots().module_ids
         return {
             name: value
             for name, value in vars(self).items()

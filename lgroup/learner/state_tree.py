@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ def early_tree(learner: Learner) -> Tree:
     """Buffers, optimizer settings, attributes and registered objects, over live tensors."""
     attributes = {name: _live(value) for name, value in learner.state_attributes().items()}
     return {
-        "buffers": dict(learner.module.named_buffers()),
+        "buffers": learner.slots().buffers(),
         "optimizer_settings": {name: _optimizer_settings(opt) for name, opt in learner.optimizers().items()},
         "attributes": {name: value for name, value in attributes.items() if value is not UNKNOWN},
         "registered": {name: _live(value) for name, value in learner.registered_state().items()},
@@ -104,7 +104,7 @@ def early_tree(learner: Learner) -> Tree:
 def late_tree(learner: Learner) -> Tree:
     """Parameters and optimizer state, over live tensors."""
     return {
-        "parameters": dict(learner.module.named_parameters()),
+        "parameters": learner.slots().parameters,
         "free_parameters": dict(learner.free_parameters()),
         "optimizer_state": {name: _optimizer_state(opt) for name, opt in learner.optimizers().items()},
     }
@@ -115,36 +115,26 @@ def live_tree(learner: Learner) -> Tree:
     return {**early_tree(learner), **late_tree(learner)}
 
 
-def _leaves(tree: Any, out: list[torch.Tensor]) -> None:
-    """Append the tree's tensors in a fixed order."""
+def _clone(tree: Any, copy_of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The tree with its containers and arrays copied, and its tensors replaced by what `copy_of` gives."""
     if isinstance(tree, torch.Tensor):
-        out.append(tree)
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            _leaves(value, out)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            _leaves(value, out)
-
-
-def _clone(tree: Any, tensors: dict[int, torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        copy = tensors.get(id(tree))
-        if copy is None:
-            copy = tensors[id(tree)] = tree.detach().clone()
-        return copy
+        return copy_of(tree)
+    if isinstance(tree, dict):
+        return {key: _clone(value, copy_of) for key, value in tree.items()}
     if isinstance(tree, np.ndarray):
         return tree.copy()
-    if isinstance(tree, dict):
-        return {key: _clone(value, tensors) for key, value in tree.items()}
     if isinstance(tree, tuple):
-        parts = [_clone(value, tensors) for value in tree]
+        parts = [_clone(value, copy_of) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, list):
-        return [_clone(value, tensors) for value in tree]
+        return [_clone(value, copy_of) for value in tree]
     if isinstance(tree, set):
         return set(tree)
     return tree
+
+
+def _fits(memory: torch.Tensor, live: torch.Tensor) -> bool:
+    return memory.shape == live.shape and memory.dtype is live.dtype and memory.device == live.device
 
 
 class TreeCopy:
@@ -159,28 +149,41 @@ class TreeCopy:
     @torch.no_grad()
     def take(self, tree: Any) -> Any:
         """A copy of `tree`; it is overwritten by the next `take`."""
-        live: list[torch.Tensor] = []
-        _leaves(tree, live)
-        live = list({id(tensor): tensor for tensor in live}.values())
-        memory = self._memory
-        if not self._fits(live):
-            memory = self._memory = [torch.empty_like(t, memory_format=torch.preserve_format).detach() for t in live]
+        memory, live = self._memory, list[torch.Tensor]()
+        seen: dict[int, torch.Tensor] = {}
+
+        def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+            copy = seen.get(id(tensor))
+            if copy is not None:
+                return copy
+            place = len(live)
+            live.append(tensor)
+            if place == len(memory):
+                memory.append(torch.empty_like(tensor).detach())
+            elif not _fits(memory[place], tensor):
+                memory[place] = torch.empty_like(tensor).detach()
+            copy = seen[id(tensor)] = memory[place]
+            return copy
+
+        result = _clone(tree, copy_of)
+        del memory[len(live) :]
         if live:
             torch._foreach_copy_(memory, live)
-        return _clone(tree, {id(tensor): copy for tensor, copy in zip(live, memory, strict=True)})
-
-    def _fits(self, live: list[torch.Tensor]) -> bool:
-        memory = self._memory
-        return len(memory) == len(live) and all(
-            m.shape == t.shape and m.dtype == t.dtype and m.device == t.device
-            for m, t in zip(memory, live, strict=True)
-        )
+        return result
 
 
 @torch.no_grad()
 def copy_tree(tree: Any) -> Any:
     """An independent copy of a tree: tensors and arrays cloned on their device, containers rebuilt."""
-    return _clone(tree, {})
+    seen: dict[int, torch.Tensor] = {}
+
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        copy = seen.get(id(tensor))
+        if copy is None:
+            copy = seen[id(tensor)] = tensor.detach().clone()
+        return copy
+
+    return _clone(tree, copy_of)
 
 
 def _restored(live: Any, saved: Any) -> Any:
@@ -267,13 +270,13 @@ def restore(learner: Learner, tree: Tree) -> None:
     What the tree does not name keeps its state, except that learner attributes which came after the tree was taken are
     deleted again.
     """
-    for part, own in (
-        ("parameters", dict(learner.module.named_parameters())),
-        ("buffers", dict(learner.module.named_buffers())),
-        ("free_parameters", dict(learner.free_parameters())),
-    ):
-        for name, tensor in tree.get(part, {}).items():
-            own[name].detach().copy_(tensor)
+    slots, free = learner.slots(), dict(learner.free_parameters())
+    for name, tensor in tree.get("parameters", {}).items():
+        slots.parameters[name].detach().copy_(tensor)
+    for name, tensor in tree.get("free_parameters", {}).items():
+        free[name].detach().copy_(tensor)
+    for name, tensor in tree.get("buffers", {}).items():
+        slots.set_buffer(name, tensor)
     optimizers = learner.optimizers()
     for name, state in tree.get("optimizer_state", {}).items():
         _restore_optimizer_state(optimizers[name], state)
