@@ -121,15 +121,8 @@ class ActorSlot:
             self.num_restarts += 1 if worker.incarnation and future is not self.started else 0
             waiting, self._waiting = self._waiting, []
             for prepared, on_reply in waiting:
-                self._send_late(worker, prepared, on_reply)
+                worker.send(prepared, on_reply)
         worker.on_exit(self._lost)
-
-    def _send_late(self, worker: Worker, prepared: PreparedCall, on_reply: OnReply) -> None:
-        try:
-            worker.send(prepared, on_reply)
-        except Exception as error:  # its caller is elsewhere by now
-            record = RemoteError(type(error).__name__, str(error), "", worker.name, worker.pid)
-            self._launcher.io.call_soon(on_reply, Reply(prepared.request_id, False, None, record))
 
     def _lost(self, exit: WorkerExit) -> None:
         with self._lock:

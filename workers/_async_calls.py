@@ -31,10 +31,6 @@ class AsyncCalls:
         """A call is on its way."""
         self._tags[key] = tag
 
-    def withdraw(self, key: Key) -> None:
-        """It could not be sent after all."""
-        self._tags.pop(key, None)
-
     def answered(self, key: Key, result: ResultOrError) -> None:
         """Its result is there; nothing happens if the call was forgotten."""
         if key in self._tags:

@@ -15,12 +15,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from lgroup.transport.endpoints import Router
 from lgroup.transport.errors import ConnectionClosed
 from lgroup.transport.io_thread import IOThread
-from lgroup.transport.messages import Kind, Message
+from lgroup.transport.messages import Buffer, Kind, Message
 from lgroup.workers._zygote_link import Start, ZygoteLink
 from lgroup.workers.environment import worker_environment
 from lgroup.workers.output import OutputPipe, WorkerOutput, forward_line
@@ -113,6 +114,10 @@ class Hub:
     def send(self, identity: bytes, message: Message) -> None:
         """Send to a worker; from any thread."""
         self._router.send(identity, message)
+
+    def send_frames(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Send an encoded message to a worker; from any thread."""
+        self._router.send_frames(identity, frames)
 
     def gone(self, worker: Worker) -> None:
         """A worker has exited."""

@@ -26,8 +26,12 @@ Kwargs = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    actor_id: int
+    slot: ActorSlot
     prepared: PreparedCall
+
+    @property
+    def actor_id(self) -> int:
+        return self.slot.actor_id
 
 
 class ActorGroup:
@@ -215,12 +219,7 @@ class ActorGroup:
                 if not self._calls.has_room(call.actor_id, tag):
                     continue
                 self._calls.sent(key, tag)
-            try:
-                self._send(call, partial(self._answered, key), mark_healthy=False)
-            except BaseException:
-                with self._changed:
-                    self._calls.withdraw(key)
-                raise
+            self._send(call, partial(self._answered, key), mark_healthy=False)
             sent += 1
         return sent
 
@@ -378,7 +377,7 @@ class ActorGroup:
         return [_Call(actor_id, prepare_call(target, (), arguments)) for actor_id, target, arguments in triples]
 
     def _send(self, call: _Call, take: Callable[[ResultOrError], None], mark_healthy: bool) -> None:
-        slot = self._slot(call.actor_id)
+        slot = call.slot
 
         def on_reply(reply: Reply) -> None:
             if reply.error is not None and reply.error.died:

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lgroup.transport.messages import Kind, Message
+from lgroup.transport.messages import Buffer, Kind, Message
+from lgroup.transport.wire import encode
 from lgroup.workers.errors import ActorError
 
 Target = str | Callable[..., Any]
@@ -80,10 +81,13 @@ OnReply = Callable[[Reply], None]
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call that can go to many workers, to each once: a request id counts per worker."""
+    """A call, encoded, that can go to many workers, to each once: a request id counts per worker.
+
+    Large arrays are not copied: they must not be written to until the last reply is there.
+    """
 
     request_id: int
-    message: Message
+    frames: Sequence[Buffer]
 
 
 def prepare_call(
@@ -92,6 +96,7 @@ def prepare_call(
     """A call of ``target`` (a method's name, or a function that gets the actor first).
 
     ``data_only`` travels without pickles either way: plain values, arrays and tensors only, and a method's name.
+    Raises ``TypeError`` for what cannot be sent, ``ValueError`` for what is too large.
     """
     if data_only and not isinstance(target, str):
         raise TypeError(f"a data call names a method; it cannot carry the function {target!r}")
@@ -99,7 +104,7 @@ def prepare_call(
         raise TypeError(f"a call names a method or is a function of the actor, not {target!r}")
     request_id = next_request_id()
     body = [target, list(args), dict(kwargs) if kwargs else {}]
-    return PreparedCall(request_id, Message(Kind.DATA if data_only else Kind.CALL, request_id, body))
+    return PreparedCall(request_id, encode(Message(Kind.DATA if data_only else Kind.CALL, request_id, body)))
 
 
 def make_readonly(tree: Any) -> None:

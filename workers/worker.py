@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from lgroup.transport.errors import ConnectionClosed
 from lgroup.transport.io_thread import IOThread
-from lgroup.transport.messages import Kind, Message
+from lgroup.transport.messages import Buffer, Kind, Message
+from lgroup.transport.wire import encode
 from lgroup.workers.calls import (
     OnReply,
     PreparedCall,
@@ -53,6 +54,9 @@ class Surroundings(Protocol):
 
     def send(self, identity: bytes, message: Message) -> None:
         """Send to the worker of that identity; thread-safe. Raises ``TypeError``, ``ConnectionClosed``."""
+
+    def send_frames(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """The same for an encoded message."""
 
     def gone(self, worker: Worker) -> None:
         """``worker`` has exited."""
@@ -130,15 +134,15 @@ class Worker:
 
     def send(self, prepared: PreparedCall, on_reply: OnReply) -> None:
         """Make a prepared call. A call may be made to many workers, to each once."""
-        self._request(prepared.request_id, prepared.message, on_reply)
+        self._request(prepared.request_id, prepared.frames, on_reply)
 
     def ping(self, on_reply: OnReply) -> int:
         """Ask for ``[phase, request id in progress or None]``; answered even while user code runs."""
         request_id = next_request_id()
-        self._request(request_id, Message(Kind.PING, request_id, None), on_reply)
+        self._request(request_id, encode(Message(Kind.PING, request_id, None)), on_reply)
         return request_id
 
-    def _request(self, request_id: int, message: Message, on_reply: OnReply) -> None:
+    def _request(self, request_id: int, frames: Sequence[Buffer], on_reply: OnReply) -> None:
         with self._lock:
             accepted = self._state is WorkerState.READY
             if accepted:
@@ -148,12 +152,9 @@ class Worker:
                 on_reply(self._refusal(request_id))  # the cluster is closed and its thread has ended
             return
         try:
-            self._surroundings.send(self.identity, message)
+            self._surroundings.send_frames(self.identity, frames)
         except ConnectionClosed:
             self._deliver(self._refusal(request_id))
-        except BaseException:
-            self._pending.pop(request_id, None)
-            raise
 
     def _refusal(self, request_id: int) -> Reply:
         if self.exit is not None:
