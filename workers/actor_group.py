@@ -359,22 +359,17 @@ class ActorGroup:
         healthy_only: bool,
         remote_actor_ids: Sequence[int] | None,
     ) -> list[_Call]:
-        actor_ids = self.actor_ids() if remote_actor_ids is None else list(remote_actor_ids)
-        triples = [
-            triple
-            for triple in zip(
-                actor_ids,
-                _one_per_actor("func", func, actor_ids),
-                _one_per_actor("kwargs", kwargs if kwargs is not None else {}, actor_ids),
-                strict=True,
-            )
-            if not healthy_only or self._slot(triple[0]).healthy
+        slots = [
+            self._slot(actor_id) for actor_id in (self.actor_ids() if remote_actor_ids is None else remote_actor_ids)
         ]
-        if _single(func) and _single(kwargs) and len({triple[0] for triple in triples}) == len(triples):
+        funcs = _one_per_actor("func", func, len(slots))
+        each = _one_per_actor("kwargs", kwargs if kwargs is not None else {}, len(slots))
+        wanted = [triple for triple in zip(slots, funcs, each, strict=True) if triple[0].healthy or not healthy_only]
+        if _single(func) and _single(kwargs) and len({slot.actor_id for slot, _, _ in wanted}) == len(wanted):
             # one message for all: it is encoded once
-            shared = [prepare_call(target, (), arguments) for _, target, arguments in triples[:1]]
-            return [_Call(actor_id, shared[0]) for actor_id, _, _ in triples]
-        return [_Call(actor_id, prepare_call(target, (), arguments)) for actor_id, target, arguments in triples]
+            shared = [prepare_call(target, (), arguments) for _, target, arguments in wanted[:1]]
+            return [_Call(slot, shared[0]) for slot, _, _ in wanted]
+        return [_Call(slot, prepare_call(target, (), arguments)) for slot, target, arguments in wanted]
 
     def _send(self, call: _Call, take: Callable[[ResultOrError], None], mark_healthy: bool) -> None:
         slot = call.slot
@@ -439,16 +434,16 @@ def _single(given: Any) -> bool:
     return not isinstance(given, list | tuple)
 
 
-def _one_per_actor(what: str, given: Any, actor_ids: Sequence[int]) -> list[Any]:
+def _one_per_actor(what: str, given: Any, num_actors: int) -> list[Any]:
     if _single(given):
-        return [given] * len(actor_ids)
-    if len(given) != len(actor_ids):
-        raise ValueError(f"{what} is a list of {len(given)} for {len(actor_ids)} actors; one for each is needed")
+        return [given] * num_actors
+    if len(given) != num_actors:
+        raise ValueError(f"{what} is a list of {len(given)} for {num_actors} actors; one for each is needed")
     return list(given)
 
 
 def _kwargs_per_actor(kwargs: Kwargs | Sequence[Kwargs] | None, num_actors: int) -> list[Kwargs]:
-    return _one_per_actor("kwargs", kwargs if kwargs is not None else {}, range(num_actors))
+    return _one_per_actor("kwargs", kwargs if kwargs is not None else {}, num_actors)
 
 
 def _refuse_refs(return_obj_refs: bool) -> None:
