@@ -11,6 +11,7 @@ there already costs none. So looks are what is saved below.)
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,6 +102,19 @@ class Link:
             self._receiving = True
         self._io.call_soon(self._receive)
         return True
+
+    def reconnect(self, address: str) -> None:
+        """Connect once more after a connection failed; its pipe goes, or messages would be dealt to it too."""
+        with self._lock:
+            if not self._closed:
+                with contextlib.suppress(zmq.ZMQError):
+                    self.socket.disconnect(address)
+                self.socket.connect(address)
+
+    def receive_rest(self) -> None:
+        """On the I/O thread, once the connection is lost: deliver what arrived before."""
+        while not self._closed and (frames := self._next(self.socket, check=True)) is not None:
+            self._deliver(frames)
 
     def _receive(self) -> None:
         """Deliver what has arrived, up to a batch.

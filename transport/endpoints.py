@@ -24,6 +24,20 @@ _REFUSAL = b""
 """Instead of a message: the Router will not listen to this peer any more. ZeroMQ has no way to end one connection."""
 
 
+_RETRY_S = 0.02
+# ZeroMQ would go on over a new connection as if nothing had been lost, so it must not get to it before this end closes
+# the socket. -1 (never) also drops what has arrived and is not read yet; so: much later than anybody can be late.
+_RECONNECT_MS = 600_000
+_CONNECTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_FAILED = int(
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
 def _ignore(*_: object) -> None:
     pass
 
@@ -188,7 +202,7 @@ class Dealer:
         self._link = Link(io, zmq.DEALER, limits, self._deliver, f"Dealer({address!r}, {identity!r})")
         socket = self._link.socket
         socket.setsockopt(zmq.IDENTITY, identity)
-        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._timer = io.call_later(connect_timeout_s, self._give_up)
         self._watch = _ConnectionWatch(io, socket, self._connected, self._lost)
         socket.connect(address)
@@ -215,7 +229,11 @@ class Dealer:
                 if self._state is _State.CONNECTING:
                     self._outbox.append(frames)
                     return
-        if not self._link.send(frames):
+        try:
+            sent = self._link.send(frames)
+        except zmq.Again:  # the connection is lost, and the I/O thread is about to notice
+            sent = False
+        if not sent:
             raise ConnectionClosed(f"{self!r} is closed")
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -238,20 +256,24 @@ class Dealer:
         self._timer.cancel()
 
     def _lost(self) -> None:
-        with self._lock:
-            lost = self._state is _State.CONNECTED
-        if lost:
+        if self._state is _State.CONNECTED:
+            self._link.receive_rest()
             self._end()
+        elif self._state is _State.CONNECTING:
+            self._io.call_later(_RETRY_S, self._connect_again)
+
+    def _connect_again(self) -> None:
+        if self._state is _State.CONNECTING:
+            self._link.reconnect(self._address)
 
     def _give_up(self) -> None:
-        with self._lock:
-            late = self._state is _State.CONNECTING
-        if late:
+        if self._state is _State.CONNECTING:
             self._end()
 
     def _end(self) -> None:
-        self.close()
-        self._io.run(self._on_disconnected)
+        if self._state is not _State.CLOSED:
+            self.close()
+            self._io.run(self._on_disconnected)
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
         if not len(frames[0]):
@@ -271,7 +293,7 @@ class Dealer:
 
 
 class _ConnectionWatch:
-    """Tells when a socket's connection is usable, and when it is lost. ZeroMQ itself would silently connect again."""
+    """Tells when a socket's connection is usable, and when it is lost or did not come about."""
 
     def __init__(
         self,
@@ -285,8 +307,7 @@ class _ConnectionWatch:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards _monitor
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor: zmq.Socket[bytes] | None = socket.get_monitor_socket(events)
+        self._monitor: zmq.Socket[bytes] | None = socket.get_monitor_socket(_CONNECTED | _FAILED)
         self._fd = int_option(self._monitor, zmq.FD)
         io.add_closer(self.close)
         io.add_reader(self._fd, self._read)
@@ -299,9 +320,9 @@ class _ConnectionWatch:
                 if monitor is None or not int_option(monitor, zmq.EVENTS) & zmq.POLLIN:
                     return
                 event = int.from_bytes(bytes(monitor.recv_multipart(zmq.NOBLOCK)[0])[:2], "little")
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if event == _CONNECTED:
                 self._on_connected()
-            elif event == zmq.EVENT_DISCONNECTED:
+            else:
                 self._on_lost()
 
     def close(self) -> None:
