@@ -103,7 +103,8 @@ class EnvRunner:
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]], version: int) -> None:
         """Loads `weights`, ``{module_id: {name: tensor or array}}`` as ``LearnerGroup.get_weights`` gives them."""
-        state = {name: torch.as_tensor(value) for name, value in weights[DEFAULT_MODULE_ID].items()}
+        own = weights[DEFAULT_MODULE_ID]
+        state = {name: v if isinstance(v, torch.Tensor) else torch.tensor(v) for name, v in own.items()}
         self.module.load_state_dict(state)
         self.weights_version = version
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -57,6 +58,9 @@ def _trained(
 ) -> Outcome:
     """All that needs processes; they are gone when it returns or raises."""
     is_ppo, is_bc = options.algo == "ppo", options.algo == "bc"
+    if config.num_learners == 0:
+        # the learner shares this machine with the env runners; idle torch threads spin and take their cores away
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - config.num_env_runners))
     with Session(config, trainer.progress, with_values=is_ppo, counts_samples=not is_bc) as session:
         reason = trainer.train(session, _rounds(session, options, data))
         files = _save(session, options)

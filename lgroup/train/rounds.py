@@ -76,21 +76,25 @@ class PPORounds:
         version = oldest_version(rollouts)
         self._in_flight.submit(rows, version)
         self._in_flight.collect(_LONGEST_UPDATE_S)
-        session.broadcast()
+        session.send_weights()
 
     def finish(self) -> None:
         """Nothing is under way between rounds."""
 
 
 class IMPALARounds:
-    """Env runners sample and learners train at the same time; a round handles what has come in meanwhile."""
+    """Env runners sample and learners train at the same time; a round handles what has come in meanwhile.
+
+    An env runner gets new weights with its next request, not when they come into being: those would wait behind the
+    rollout under way. And it gets that request after its rollout was submitted, which may mean waiting for room: so
+    that where learners are the slower part, data are sampled late rather than kept. Both halve the staleness.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._in_flight = _InFlight(session)
         self._batch_size = session.config.total_train_batch_size
         self._broadcast_interval = int(getattr(session.config, "broadcast_interval", 1))
-        self._since_broadcast = 0
         self._rollouts: list[Rollout] = []
         for _ in range(session.config.max_requests_in_flight_per_env_runner):
             session.runners.foreach_actor_async("sample", SAMPLE)
@@ -98,17 +102,14 @@ class IMPALARounds:
     def round(self) -> None:
         session = self._session
         results = session.runners.fetch_ready_async_reqs(tags=SAMPLE, timeout_seconds=_WAIT_S, min_results=1)
-        # first of all new weights, then new work: an actor does what it is asked in order
-        self._since_broadcast += self._in_flight.collect()
-        if self._since_broadcast >= self._broadcast_interval:
-            session.broadcast()
-            self._since_broadcast = 0
-        received = session.received(results)
-        session.runners.foreach_actor_async("sample", SAMPLE)
-        for rollout in received:
+        for rollout in session.received(results):
             self._rollouts.append(rollout)
             if num_time_steps(self._rollouts) >= self._batch_size:
                 self._submit()
+        self._in_flight.collect()
+        idle = [result.actor_id for result in results] if len(results) else None
+        session.send_weights(idle, at_least_newer=self._broadcast_interval)
+        session.runners.foreach_actor_async("sample", SAMPLE)
 
     def finish(self) -> None:
         self._in_flight.collect(_LONGEST_UPDATE_S)
@@ -142,7 +143,7 @@ class BCRounds:
             session.progress.sampled(len(rows), (), ())
         self._in_flight.collect()
         session.received(session.runners.fetch_ready_async_reqs(tags=SAMPLE))
-        session.broadcast()
+        session.send_weights()
         session.runners.foreach_actor_async("sample", SAMPLE)
 
     def finish(self) -> None:

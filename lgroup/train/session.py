@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Session:
         self.config = config
         self.progress = progress
         self._counts_samples = counts_samples
-        self._broadcast_version = -1
+        self._versions: dict[int, int] = {}  # of the weights last sent to each env runner
         self.cluster = Cluster()
         try:
             self.group = LearnerGroup(config=config, cluster=self.cluster)
@@ -59,7 +59,7 @@ class Session:
                 seed=config.seed,
                 name="env runner",
             )
-            self.broadcast()
+            self.send_weights()
         except BaseException:
             self.close()
             raise
@@ -79,15 +79,20 @@ class Session:
                 getattr(self, part).shutdown()
         self.cluster.close()
 
-    def broadcast(self) -> None:
-        """Sends the last committed weights to the env runners, if they do not have them yet."""
-        weights = self.group.get_weights(wait=self._broadcast_version < 0)
-        if weights.version == self._broadcast_version:
-            return
+    def send_weights(self, actor_ids: Sequence[int] | None = None, *, at_least_newer: int = 1) -> None:
+        """Sends the last committed weights to those env runners whose own are older by that many versions.
+
+        An actor does what it is asked in order, so the next sample is taken with them.
+        """
+        weights = self.group.get_weights(wait=not self._versions)
         self.runners.fetch_ready_async_reqs(tags=WEIGHTS)
         arguments = {"weights": plain(weights), "version": weights.version}
-        if self.runners.foreach_actor_async("set_weights", WEIGHTS, kwargs=arguments):
-            self._broadcast_version = weights.version
+        for actor_id in self.runners.actor_ids() if actor_ids is None else actor_ids:
+            age = weights.version - self._versions.get(actor_id, weights.version - at_least_newer)
+            if age >= at_least_newer and self.runners.foreach_actor_async(
+                "set_weights", WEIGHTS, kwargs=arguments, remote_actor_ids=[actor_id]
+            ):
+                self._versions[actor_id] = weights.version
 
     def sample(self, **arguments: Any) -> list[Rollout]:
         """One rollout of every env runner, waiting for them."""
@@ -112,10 +117,9 @@ class Session:
         return rollout
 
     def _revive(self) -> None:
-        """Takes replaced env runners into service, with the newest weights."""
-        if self.runners.probe_unhealthy_actors(timeout_seconds=0.0, mark_healthy=True):
-            self._broadcast_version = -1
-            self.broadcast()
+        """Takes replaced env runners into service; the weights that were sent to their predecessors are not theirs."""
+        for actor_id in self.runners.probe_unhealthy_actors(timeout_seconds=0.0, mark_healthy=True):
+            self._versions.pop(actor_id, None)
 
     def trained(self, result: UpdateResult, sampled_version: int | None = None) -> None:
         """Counts one update's result."""
@@ -126,7 +130,7 @@ class Session:
 
     def collect(self, env_steps: int) -> dict[str, NDArray[Any]]:
         """`obs` and ``actions`` of at least `env_steps` steps with the current policy, one row per step."""
-        self.broadcast()
+        self.send_weights()
         parts: list[Rollout] = []
         while sum(rollout["env_steps"] for rollout in parts) < env_steps:
             parts += self.sample(num_steps=self.config.get_rollout_fragment_length())

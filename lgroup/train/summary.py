@@ -65,7 +65,7 @@ def _numbers(last: Snapshot) -> list[tuple[str, str]]:
 def _ledger(stats: Mapping[str, Any]) -> list[str]:
     """submitted = in flight + applied + dropped + failed, of updates and of env steps."""
     heads = ("ledger", "submitted", "in flight", "applied", "dropped", "failed")
-    table = [heads]
+    table: list[tuple[str, ...]] = [heads]
     for name, key in (("updates", "updates"), ("env steps", "env_steps")):
         entry = stats[key]
         counts = (entry["submitted"], entry["in_flight"], entry["applied"])
