@@ -68,6 +68,7 @@ class LearnerHost:
 
         Raises:
             CollectiveLost: if the group does not form, or a peer leaves meanwhile.
+            TypeError: if the lead's state holds something that no message can carry.
         """
         self._leave()
         if world_size == 1 or self._open_group is None:
@@ -76,7 +77,11 @@ class LearnerHost:
             collective = self._open_group(generation, rank, world_size, timeout_s)
         self.learner._lgroup_collective = collective
         if behind:
-            adopt_state(self.learner, collective, lead=lead, behind=behind)
+            try:
+                adopt_state(self.learner, collective, lead=lead, behind=behind)
+            except BaseException:
+                collective.close()  # peers may be waiting for what this rank will not send
+                raise
         self._generation = generation
         self._left = False
 
