@@ -70,6 +70,7 @@ class GroupDriver:
         self._lock = threading.Condition(threading.Lock())
         self._outbox: deque[Instruction] = deque()
         self._carrying = threading.Lock()
+        self._idle_waiters = 0
         self._watchers: list[Callable[[], None]] = []
         self.publishes = False
         self.published: Weights | None = None
@@ -116,6 +117,8 @@ class GroupDriver:
             instructions = self.state.handle(Submit(entry, may_wait=wait), time.monotonic())
             if instructions and isinstance(instructions[0], Refuse):
                 return False
+            if entry.kind is EntryKind.UPDATE:
+                entry.payload.publishes = self.publishes
             if on_admission is not None:
                 on_admission()
             self._decided(instructions)
@@ -144,17 +147,32 @@ class GroupDriver:
     ) -> None:
         """Account for an update that is dropped at the door."""
         with self._lock:
-            if self.state.phase is Phase.CLOSED:
-                raise LGroupError("the learner group is shut down: it takes no more requests")
+            self._require_open()
             if on_admission is not None:
                 on_admission()
             self._decided(self.state.drop_at_the_door(entry, reason, error, time.monotonic()))
         self._carry_out()
 
-    def wait_idle(self, timeout: float | None) -> bool:
-        """Wait until no request is without a verdict. False if `timeout` seconds were not enough."""
+    def require_open(self) -> None:
+        """Raise LGroupError if the group is shut down."""
         with self._lock:
-            return self._lock.wait_for(lambda: self.state.num_outstanding == 0, timeout)
+            self._require_open()
+
+    def _require_open(self) -> None:
+        if self.state.phase is Phase.CLOSED:
+            raise LGroupError("the learner group is shut down: it takes no more requests")
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until every request has its verdict and it is delivered. False if `timeout` seconds were not enough."""
+        with self._lock:
+            self._idle_waiters += 1
+            try:
+                return self._lock.wait_for(self._is_idle, timeout)
+            finally:
+                self._idle_waiters -= 1
+
+    def _is_idle(self) -> bool:
+        return self.state.num_outstanding == 0 and not self._outbox and not self._carrying.locked()
 
     def read(self, what: Callable[[GroupState], Any]) -> Any:
         """Look at the state machine between two events."""
@@ -173,16 +191,30 @@ class GroupDriver:
         self._lock.notify_all()
 
     def _carry_out(self) -> None:
+        raised: BaseException | None = None
         while self._outbox:
             if not self._carrying.acquire(blocking=False):
-                return  # whoever is at it looks into the outbox again before it leaves
+                break  # whoever is at it looks into the outbox again before it leaves
             try:
                 while self._outbox:
-                    self._execute(self._outbox.popleft())
+                    raised = self._tried(self._outbox.popleft()) or raised
             finally:
                 self._carrying.release()
+        if self._idle_waiters:
+            with self._lock:
+                self._lock.notify_all()
         if self._watchers:
             self._call_watchers()
+        if raised is not None:
+            raise raised
+
+    def _tried(self, instruction: Instruction) -> BaseException | None:
+        """Carry out one instruction. What it raises, Ctrl-C in a local learner's hook say, must not cost the others."""
+        try:
+            self._execute(instruction)
+        except BaseException as error:
+            return error
+        return None
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
@@ -197,12 +229,12 @@ class GroupDriver:
     def _deliver(self, deliver: Deliver) -> None:
         entry, verdict = deliver.entry, deliver.verdict
         request = entry.payload
+        if verdict.status is Status.APPLIED:
+            self._publish(entry, verdict.weights_version)
         if entry.kind is not EntryKind.UPDATE:
             request.future.set_result((entry, verdict))
             return
         result = make_result(entry, verdict, self.lifetime, self.learners.names)
-        if verdict.status is Status.APPLIED:
-            self._publish_state(entry, result.weights_version)
         quiet = not request.raises or (result.reason == "nonfinite" and not request.raises_nonfinite)
         if not quiet and result.status in ("failed", "dropped") and result.error is not None:
             request.future.set_exception(result.error)
@@ -211,21 +243,18 @@ class GroupDriver:
 
     # The last committed weights
 
-    def publish(self, weights: Weights) -> None:
-        """Keep the last committed weights from now on, starting with these: updates' replies bring theirs along."""
+    def begin_publishing(self) -> None:
+        """Have every update that is admitted from now on bring its weights along."""
         with self._lock:
             self.publishes = True
-            if self.published is None or self.published.version <= weights.version:
-                self.published = weights
 
-    def publish_again(self) -> None:
-        """Forget the weights kept: they were changed by something other than an update."""
-        self.published = None
-
-    def _publish_state(self, entry: Entry, version: int) -> None:
-        state = state_of(entry)
-        if self.publishes and state is not None:
-            self.published = Weights(state, version)
+    def _publish(self, entry: Entry, version: int) -> None:
+        """Keep the weights that an applied entry brought along. Entries come here in the order of commits."""
+        if entry.kind is EntryKind.READ and not entry.payload.publishes:
+            return
+        # A change brings none, nor does an update whose first learner raised at its end: whoever asks next must wait.
+        state = state_of(entry) if self.publishes else None
+        self.published = None if state is None else Weights(state, version)
 
     def _call_watchers(self) -> None:
         with self._lock:

@@ -10,9 +10,9 @@ import psutil
 
 from lgroup._group_events import Event, Join, Joined, JoinFailed, Outcome, RankReply, Replied, Send
 from lgroup._replies import read_answer
+from lgroup._requests import over_the_wire
 from lgroup.learner.host import LearnerHost, describe
 from lgroup.learner.seeding import random_state_kept
-from lgroup.transport import Kind, Message, decode, encode
 
 
 class LocalLearners:
@@ -26,7 +26,6 @@ class LocalLearners:
         with random_state_kept():
             self.host = LearnerHost(learner_class, config, module_spec, seed)
         self._post: Callable[[Event], None] = lambda event: None
-        self.interrupted: BaseException | None = None
 
     def attach(self, post: Callable[[Event], None]) -> None:
         """Report answers to `post`."""
@@ -45,14 +44,16 @@ class LocalLearners:
         """Carry the entry out."""
         ask = send.entry.payload.asks(send.entry, 1)[0]
         try:
-            args = _private_copy(ask.args) if ask.data_only else ask.args
+            args = over_the_wire(list(ask.args)) if ask.data_only else ask.args
             with random_state_kept():
                 answer = getattr(self.host, ask.method)(send.generation, *args)
             reply = read_answer(answer)
         except BaseException as error:
-            # The host has taken the entry back. The caller sees the interrupt once the group knows of it.
-            self.interrupted = error
-            reply = RankReply(Outcome.RAISED, describe(error))
+            # The host has taken the entry back. Ctrl-C goes on to the caller, once the group knows of it.
+            self._post(Replied(0, send.generation, send.entry.number, RankReply(Outcome.RAISED, describe(error))))
+            if not isinstance(error, Exception):
+                raise
+            return
         self._post(Replied(0, send.generation, send.entry.number, reply))
 
     def stop(self) -> None:
@@ -69,9 +70,3 @@ class LocalLearners:
         """One row for `get_stats`."""
         memory = psutil.Process().memory_info().rss
         return [{"rank": 0, "pid": os.getpid(), "node": "local", "phase": "ready", "rss_bytes": memory}]
-
-
-def _private_copy(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments as the other end of a wire would see them."""
-    frames = [bytearray(frame) for frame in encode(Message(Kind.DATA, 0, list(args)))]
-    return tuple(decode(frames).body)

@@ -12,6 +12,7 @@ import psutil
 
 from lgroup._group_events import Event, Join, Joined, JoinFailed, Replied, Send, Tick, WorkerLost
 from lgroup._replies import read_answer, read_error
+from lgroup.errors import LGroupError
 from lgroup.learner.collective import GlooGroup
 from lgroup.workers import Cluster, Reply, Worker, WorkerExit, WorkerSpec, current_worker
 from lgroup.workers.errors import ActorError
@@ -88,7 +89,14 @@ class RemoteLearners:
                     self._post(Replied(rank, generation, entry.number, read_error(reply.error, entry.kind)))
 
             ask = asks[rank]
-            self._workers[rank].call(ask.method, (generation, *ask.args), on_reply=answered, data_only=ask.data_only)
+            try:
+                worker = self._workers[rank]
+                worker.call(ask.method, (generation, *ask.args), on_reply=answered, data_only=ask.data_only)
+            except BaseException as error:  # other ranks may have it already, and would wait for this one
+                self._post(
+                    WorkerLost(rank, LGroupError(f"rank {rank}: an {entry.kind.value} could not be sent: {error}"))
+                )
+                raise
 
     def stop(self) -> None:
         """Kill every process."""

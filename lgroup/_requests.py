@@ -20,7 +20,7 @@ from lgroup.data.episode import SingleAgentEpisode
 from lgroup.data.plan import Plan, make_plan
 from lgroup.data.training_data import TrainingData
 from lgroup.learner.seeding import mixed
-from lgroup.transport import Kind, Message, encode
+from lgroup.transport import Kind, Message, decode, encode
 from lgroup.update_result import UpdateFuture
 
 
@@ -60,7 +60,7 @@ class TrainRequest:
     return_state: bool
     raises: bool  # whether a failed or dropped update raises where its future is asked
     raises_nonfinite: bool = True  # whether that holds for a nonfinite gradient, too
-    publishes: bool = False  # whether the reply brings the weights along although the caller did not ask
+    publishes: bool = False  # set at admission: whether the reply brings the weights along although nobody asked
     batch: MultiAgentBatch | None = None
     episodes: Sequence[Any] | None = None
     future: UpdateFuture = field(default_factory=UpdateFuture)
@@ -142,7 +142,8 @@ class ChangeRequest:
 
     @classmethod
     def setting_state(cls, state: Mapping[str, Any]) -> ChangeRequest:
-        """Have every learner take over `state` or the parts that are in it."""
+        """Have every learner take over `state` or the parts that are in it. Raises TypeError if it cannot be sent."""
+        encode(Message(Kind.CALL, 0, state))  # raises here what would fail when it is sent
         return cls(Ask("set_state", (state,), data_only=False))
 
 
@@ -152,6 +153,7 @@ class ReadRequest:
 
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    publishes: bool = False  # whether the answer is weights to be kept as the last committed ones
     future: Future[tuple[Entry, Verdict]] = field(default_factory=Future)
 
     def asks(self, entry: Entry, world_size: int) -> Sequence[Ask]:
@@ -168,7 +170,6 @@ class UpdateOptions:
     timesteps: Mapping[str, Any]
     kwargs: Mapping[str, Any]
     return_state: bool
-    publishes: bool
     raises: bool
     raises_nonfinite: bool
     sampled_version: int | None
@@ -185,8 +186,9 @@ def training_entry(data: TrainingData, options: UpdateOptions, *, learners_build
     Raises:
         ValueError, TypeError: if the data are no batch, or hold what no message can carry.
     """
+    timesteps, kwargs = {}, {}
     if options.timesteps or options.kwargs:
-        encode(Message(Kind.DATA, 0, [options.timesteps, options.kwargs]))  # raises here what would fail later
+        timesteps, kwargs = over_the_wire([dict(options.timesteps), dict(options.kwargs)])
     batch, episodes, rows = None, None, 0
     if data.episodes is not None and learners_build:
         episodes = [SingleAgentEpisode.from_tree(episode.to_tree()) for episode in data.episodes]
@@ -199,10 +201,9 @@ def training_entry(data: TrainingData, options: UpdateOptions, *, learners_build
     request = TrainRequest(
         cut=options.cut,
         seed=options.seed,
-        timesteps=dict(options.timesteps),
-        kwargs=dict(options.kwargs),
+        timesteps=timesteps,
+        kwargs=kwargs,
         return_state=options.return_state,
-        publishes=options.publishes,
         raises=options.raises,
         raises_nonfinite=options.raises_nonfinite,
         batch=batch,
@@ -224,6 +225,12 @@ def _sampled_version(batch: MultiAgentBatch, given: int | None) -> int | None:
         return given
     columns = [own[WEIGHTS_SEQ_NO] for own in batch.policy_batches.values() if WEIGHTS_SEQ_NO in own]
     return min((int(column.min()) for column in columns if len(column)), default=None)
+
+
+def over_the_wire(tree: Any) -> Any:
+    """A data tree as the other end of a wire would see it: private and writable. Raises TypeError for what is none."""
+    frames = [bytearray(frame) for frame in encode(Message(Kind.DATA, 0, tree))]
+    return decode(frames).body
 
 
 def tree_nbytes(tree: Any) -> int:

@@ -63,7 +63,6 @@ class Submissions:
             timesteps=timesteps or {},
             kwargs=rest,
             return_state=return_state,
-            publishes=self._driver.publishes,
             raises=raises,
             raises_nonfinite=config.on_nonfinite == "raise",
             sampled_version=weights_version,
@@ -93,6 +92,7 @@ class Submissions:
         request: TrainRequest = entry.payload
         place = None if stream is None else (lambda: stream.append(request.future))
         if entry.rows == 0:
+            self._driver.require_open()
             request.future.set_result(self._noop(entry))
             if place is not None:
                 place()

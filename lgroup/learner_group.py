@@ -70,15 +70,15 @@ class LearnerGroup:
         spec = own.get_multi_rl_module_spec()
         self.config = own.freeze()
         seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
-        self._owns_cluster = self.is_remote and cluster is None
-        self._cluster = Cluster() if self._owns_cluster else cluster
+        self._own_cluster = Cluster() if self.is_remote and cluster is None else None
+        self._cluster = cluster or self._own_cluster
         self._async: deque[UpdateFuture] = deque()
         self._polling = threading.Lock()
         try:
             learners = build_learners(self.config, spec, self._cluster if self.is_remote else None, seed)
             self._driver = GroupDriver(self._new_state(), learners)
             # Ends the processes of a group that is forgotten rather than shut down.
-            self._finalizer = weakref.finalize(self, _end, self._driver, self._cluster if self._owns_cluster else None)
+            self._finalizer = weakref.finalize(self, _end_forgotten, self._driver, self._own_cluster)
             self._driver.start()
             module_ids = self._read("module_ids", only_rank=0)[0][0]
             self._submissions = Submissions(self._driver, self.config, seed, module_ids)
@@ -94,9 +94,9 @@ class LearnerGroup:
     def _abandon(self) -> None:
         """The constructor failed: leave nothing behind."""
         if hasattr(self, "_finalizer"):
-            self._finalizer()
-        elif self._owns_cluster and self._cluster is not None:
-            self._cluster.close(grace_s=0.0)
+            self.shutdown()
+        elif self._own_cluster is not None:
+            self._own_cluster.close(grace_s=0.0)
 
     # Training
 
@@ -215,18 +215,21 @@ class LearnerGroup:
             module_ids: Which modules; None means all.
             inference_only: Leave out what is not needed to choose actions.
             wait: Take them after everything admitted before this call. Otherwise the last committed weights at once;
-                the first such call waits, and from then on every update's reply brings its weights along.
+                the first such call waits, and so does the first one after anything but an update changed them. From the
+                first on, every update's reply brings its weights along.
         """
         published = self._driver.published
         if not wait and published is not None and not inference_only:
-            chosen = published if module_ids is None else module_ids
-            return Weights({module_id: published[module_id] for module_id in chosen}, published.version)
+            return published.copied(module_ids)
+        publishes = not wait and module_ids is None and not inference_only
+        if publishes:
+            self._driver.begin_publishing()
         paths = [COMPONENT_RL_MODULE] if module_ids is None else [f"{COMPONENT_RL_MODULE}/{m}" for m in module_ids]
-        (state,), version = self._read("get_state", only_rank=0, components=paths, inference_only=inference_only)
+        (state,), version = self._read(
+            "get_state", only_rank=0, publishes=publishes, components=paths, inference_only=inference_only
+        )
         weights = Weights(state.get(COMPONENT_RL_MODULE, {}), version)
-        if not wait and module_ids is None and not inference_only:
-            self._driver.publish(weights)
-        return weights
+        return weights.copied() if publishes else weights
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy weights, tensors or numpy arrays, into all learners: any subset of the modules, behind all updates.
@@ -333,9 +336,11 @@ class LearnerGroup:
             raise LGroupError(different)
         return dict(digests[0])
 
-    def _read(self, name: str, *, only_rank: int | None = None, **kwargs: Any) -> tuple[list[Any], int]:
+    def _read(
+        self, name: str, *, only_rank: int | None = None, publishes: bool = False, **kwargs: Any
+    ) -> tuple[list[Any], int]:
         """The answers of the ranks asked, in order, and the weights version they were given at."""
-        request = ReadRequest(name, kwargs)
+        request = ReadRequest(name, kwargs, publishes)
         entry = Entry(EntryKind.READ, request, only_rank=only_rank)
         self._driver.submit(entry)
         _, verdict = request.future.result()
@@ -345,7 +350,6 @@ class LearnerGroup:
     def _change(self, request: ChangeRequest) -> None:
         self._driver.submit(Entry(EntryKind.CHANGE, request))
         _, verdict = request.future.result()
-        self._driver.publish_again()
         raise_unless_applied(verdict, f"{request.ask.method}()")
 
     # Looking in
@@ -392,9 +396,10 @@ class LearnerGroup:
     def shutdown(self) -> None:
         """End the learners at once; what is in flight is dropped, and counted so.
 
-        May be called any number of times, from any thread.
+        May be called any number of times, from any thread, and again after it was interrupted.
         """
-        self._finalizer()
+        _end(self._driver, self._own_cluster)
+        self._finalizer.detach()
 
     def __enter__(self) -> LearnerGroup:
         return self
@@ -420,6 +425,14 @@ class LearnerGroup:
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(event.set)
+
+
+def _end_forgotten(driver: GroupDriver, own_cluster: Cluster | None) -> None:
+    """The garbage collector may run this in any thread, also inside one of the driver's own methods."""
+    if threading.main_thread().is_alive():
+        threading.Thread(target=_end, args=(driver, own_cluster), name="lgroup-end").start()
+    else:  # the program ends; no thread can be started any more
+        _end(driver, own_cluster)
 
 
 def _end(driver: GroupDriver, own_cluster: Cluster | None) -> None:

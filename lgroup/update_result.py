@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from lgroup._group_events import Entry, Outcome, Status, Verdict
+from lgroup._group_events import Entry, EntryKind, Outcome, Status, Verdict
 from lgroup.columns import (
     ALL_MODULES,
     NUM_ENV_STEPS_TRAINED,
@@ -136,9 +136,14 @@ def _metrics_tree(reduced: dict[tuple[str, ...], tuple[str, float]], env_steps: 
 
 
 def state_of(entry: Entry) -> dict[str, Any] | None:
-    """The modules' state that the first learner's reply brought along, if any."""
+    """The modules' state that the first learner's reply to an update, or to a read of it, brought along, if any."""
     reply = entry.replies.get(0)
-    return reply.body.get("state") if reply is not None and isinstance(reply.body, dict) else None
+    if reply is None or not isinstance(reply.body, dict):
+        return None
+    if entry.kind is EntryKind.READ:
+        state: dict[str, Any] | None = reply.body["value"].get("rl_module")
+        return state
+    return reply.body.get("state")
 
 
 def make_result(entry: Entry, verdict: Verdict, lifetime: Lifetime, names: Callable[[], list[str]]) -> UpdateResult:
