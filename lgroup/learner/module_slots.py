@@ -1,8 +1,8 @@
 """Where a module tree keeps its tensors.
 
-Walking a module tree for its parameters and buffers takes 0.1 ms for a small network, several times per update; the places
-are found once. Parameters are remembered themselves, since optimizers do so too. Buffers are looked up at each use, for a
-forward pass may put another tensor in a buffer's place (``self.mean = 0.9 * self.mean + ...``).
+Walking a module tree for its parameters and buffers takes 0.1 ms for a small network, several times per update; the
+places are found once. Parameters are remembered themselves, since optimizers do so too. Buffers are looked up at each
+use, for a forward pass may put another tensor in a buffer's place (``self.mean = 0.9 * self.mean + ...``).
 """
 
 from __future__ import annotations
