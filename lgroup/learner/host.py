@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lgroup.data.episode import SingleAgentEpisode
 from lgroup.data.plan import RankPlan
 from lgroup.learner import state_tree
 from lgroup.learner.collective import Collective, CollectiveLost, SingleRank
@@ -152,7 +153,8 @@ class LearnerHost:
         update = Update(learner, self._undo, request["timesteps"], request["kwargs"])
         update.begin()
         if "episodes" in request:
-            columns = dict(learner.build_batch(request["episodes"]))
+            episodes = [SingleAgentEpisode.from_tree(tree) for tree in request["episodes"]]
+            columns = dict(learner.build_batch(episodes))
             plan = update.plan_own_data(columns, Cut(**request["cut"]))
         else:
             columns = request["columns"]

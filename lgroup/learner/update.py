@@ -20,6 +20,7 @@ from lgroup.data.batch import row_weights, take
 from lgroup.data.plan import RankPlan, Step, leads_of, local_plan, num_rows
 from lgroup.learner.flat_buffer import first_nonfinite
 from lgroup.learner.learner import Learner
+from lgroup.learner.metrics import Reduction
 from lgroup.learner.undo import Undo
 
 ModuleColumns = dict[str, dict[str, Any]]
@@ -75,6 +76,7 @@ class Update:
         columns = {module_id: to_tensors(own, learner) for module_id, own in columns.items()}
         learner.before_gradient_based_update(timesteps=self.timesteps, **self.kwargs)
         trained = set(learner.trained_modules(columns))
+        self._log_rows(plan, trained)
         if type(learner).loss_weight is not Learner.loss_weight:
             plan = self._with_own_weights(plan, columns)
         for step in plan.steps:
@@ -110,7 +112,6 @@ class Update:
                 batch[module_id] = take(columns[module_id], share.rows)
                 shares[module_id] = share.weight / share.total
                 weights[module_id] = share.weight
-                self.learner.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), int(share.weight), reduce="sum")
         self.learner.metrics.begin_step(weights)
         return batch, shares
 
@@ -120,8 +121,9 @@ class Update:
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
                 raise TypeError(f"the loss of module {module_id!r} is {what}; it must be a tensor of one element")
-            learner.metrics.log_value((module_id, learner.TOTAL_LOSS_KEY), loss)
             by_sum = learner.config.get_config_for_module(module_id).loss_reduction == "sum"
+            reduce: Reduction = "sum" if by_sum else "mean"
+            learner.metrics.log_value((module_id, learner.TOTAL_LOSS_KEY), loss, reduce=reduce)
             share = 1.0 if by_sum else shares.get(module_id, 1.0)
             result[module_id] = loss.reshape(()) if share == 1.0 else loss.reshape(()) * share
         return result
@@ -169,6 +171,13 @@ class Update:
         )
         given = {module_id: weights for module_id, own in columns.items() if (weights := row_weights(own)) is not None}
         return self._exchanged(plan, plan.weight_table(given))
+
+    def _log_rows(self, plan: RankPlan, trained: Collection[str]) -> None:
+        """Log how many rows (valid steps, under a mask) this rank trains on; weights of the learner's own do not count."""
+        for module_id in sorted(trained):
+            count = sum(step[module_id].weight for step in plan.steps if module_id in step)
+            if count:
+                self.learner.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), int(count), reduce="sum")
 
     def _log_optimizers(self, trained: Collection[str]) -> None:
         learner = self.learner
