@@ -17,7 +17,7 @@ from lgroup.errors import ConfigError, LGroupError
 from lgroup.train.display import Display, display_for
 from lgroup.train.interrupt import Interrupt
 from lgroup.train.logs import RunLog
-from lgroup.train.options import RECIPES, RunOptions, config_for
+from lgroup.train.options import RECIPES, RunOptions, config_for, cores_per_learner
 from lgroup.train.plot import save_curve
 from lgroup.train.progress import Progress, Snapshot, StopRule
 from lgroup.train.rounds import BCRounds, IMPALARounds, PPORounds, Rounds, load_data
@@ -36,7 +36,7 @@ def run(options: RunOptions) -> int:
         LGroupError: the run failed. What was learned until then is saved.
     """
     spaces = spaces_of(options.env, options.env_config)
-    config, data = config_for(options, spaces), _data(options, spaces)
+    config, data = config_for(options, spaces, _num_cores()), _data(options, spaces)
     rule, title = stop_rule(options), title_of(options)
     _make_folder(options)
     with Interrupt() as interrupt:
@@ -59,8 +59,7 @@ def _trained(
     """All that needs processes; they are gone when it returns or raises."""
     is_ppo, is_bc = options.algo == "ppo", options.algo == "bc"
     if config.num_learners == 0:
-        # the learner shares this machine with the env runners; idle torch threads spin and take their cores away
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - config.num_env_runners))
+        torch.set_num_threads(cores_per_learner(options, _num_cores()))
     with Session(config, trainer.progress, with_values=is_ppo, counts_samples=not is_bc) as session:
         reason = trainer.train(session, _rounds(session, options, data))
         files = _save(session, options)
@@ -126,6 +125,10 @@ class _Trainer:
         self.snapshots.append(snapshot)
         self._log.write(snapshot)
         self._display.show(snapshot)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rounds(session: Session, options: RunOptions, data: dict[str, Any] | None) -> Rounds:
