@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -44,6 +45,8 @@ class Launcher(Protocol):
 
     @property
     def closed(self) -> bool: ...
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> None: ...
 
     def launch(
         self, spec: WorkerSpec, *, policy: StartPolicy | None = None, incarnation: int = 0
@@ -134,7 +137,7 @@ class ActorSlot:
                 return
             self._state = SlotState.STARTING
             self._streak = self._policy.streak(self._streak, time.monotonic() - self._ready_at)
-        self._launcher.io.call_later(self._policy.pause_before(self._streak), self._relaunch)
+        self._launcher.later(self._policy.pause_before(self._streak), self._relaunch)
 
     def _relaunch(self) -> None:
         if self._state is SlotState.REMOVED or self._worker is None:

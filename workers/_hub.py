@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lgroup.transport.endpoints import Router
@@ -49,6 +49,7 @@ class Hub:
         self._closing = threading.Lock()
         self.closed = False
         self._store = StoreTable()
+        self._delayed: dict[int, Callable[[], None]] = {}
         self._runtime_dir = _runtime_directory()
         self.io = IOThread("lgroup-io")
         self.io.start()
@@ -119,6 +120,10 @@ class Hub:
         """Send an encoded message to a worker; from any thread."""
         self._router.send_frames(identity, frames)
 
+    def withdraw(self, worker: Worker, *, stuck: bool) -> None:
+        """A worker without a process is not wanted any more; from any thread."""
+        self.io.call_soon(lambda: self._link.withdraw(worker.id, stuck=stuck))
+
     def gone(self, worker: Worker) -> None:
         """A worker has exited."""
         self._router.disconnect(worker.identity)
@@ -185,6 +190,23 @@ class Hub:
             with contextlib.suppress(ConnectionClosed):
                 self._router.send(answer.asker, message)
 
+    # --- what comes later ---
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call ``callback`` on the I/O thread after ``delay_s``, or when the cluster closes if that is sooner."""
+        number = next(self._ids)
+
+        def due() -> None:
+            if self._delayed.pop(number, None) is not None:
+                callback()
+
+        self._delayed[number] = due
+        self.io.call_later(0.0 if self.closed else delay_s, due)
+
+    def _hurry(self) -> None:
+        for due in list(self._delayed.values()):
+            due()
+
     def store_drop(self, prefix: str) -> None:
         """Forget the keys of ``prefix``."""
         self.io.call_soon(lambda: self._answer(self._store.drop(prefix)))
@@ -202,7 +224,7 @@ class Hub:
             if self._runtime_dir == "":
                 return
             self.closed = True
-            self.io.call_soon(self._link.cancel_waiting)
+            self.io.call_soon(self._hurry)
             for worker in self.workers:
                 worker.stop(grace_s)
             if not self._wait_for_exits(grace_s + CLOSE_LIMIT_S):

@@ -33,8 +33,10 @@ class Launch:
     def begin(self) -> None:
         """Make the next attempt. The first from any thread, which gets the exception of a closed cluster."""
         self._attempt += 1
-        left_s = max(self._deadline - time.monotonic(), 0.001)
-        worker = self._hub.start_worker(replace(self._spec, start_timeout_s=left_s), self._incarnation)
+        spec = self._spec
+        if self._attempt > 1:  # all attempts share the limit
+            spec = replace(spec, start_timeout_s=max(self._deadline - time.monotonic(), 0.001))
+        worker = self._hub.start_worker(spec, self._incarnation)
         self._incarnation += 1
         worker.ready.add_done_callback(lambda ready: self._decided(worker, ready))
 
@@ -52,7 +54,7 @@ class Launch:
         if pause_s is None or self._hub.closed:
             self.future.set_exception(self._final(error))
         else:
-            self._hub.io.call_later(pause_s, self._again)
+            self._hub.later(pause_s, self._again)
 
     def _again(self) -> None:
         try:

@@ -123,11 +123,13 @@ class ZygoteLink:
                 self._process.wait()
         self._io.call_soon(self._forget)
 
-    def cancel_waiting(self) -> None:
-        """Give up the starts that the zygote has not been asked for."""
-        waiting, self._waiting = self._waiting, collections.deque()
-        for start in waiting:
-            self._refuse(start, StartFailure.STOPPED, "the cluster is closing")
+    def withdraw(self, worker: int, *, stuck: bool) -> None:
+        """Nobody wants that start any more. ``stuck``: the zygote had its time, so if it was asked, it is ended."""
+        for start in [start for start in self._waiting if start.worker == worker]:
+            self._waiting.remove(start)
+            self._refuse(start, StartFailure.STOPPED, "its start was withdrawn")
+        if stuck and worker in self._unanswered:
+            self._process_of_now().kill()
 
     def _hang_up(self) -> None:
         if self.state is LinkState.IMPORTING and self._process is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import ModuleType, TracebackType
 from typing import Literal
@@ -68,7 +68,8 @@ class Cluster:
     def __repr__(self) -> str:
         if self._hub.closed:
             return "<Cluster closed>"
-        return f"<Cluster nodes=1 slots={self.local_slots} workers={len(self.workers)} zygote={self._hub.zygote_pid}>"
+        counts = f"nodes={len(self.nodes)} slots={self.local_slots} workers={len(self.workers)}"
+        return f"<Cluster {counts} zygote={self.zygote_pid}>"
 
     @property
     def io(self) -> IOThread:
@@ -79,6 +80,11 @@ class Cluster:
     def workers(self) -> tuple[Worker, ...]:
         """All workers that have not exited."""
         return self._hub.workers
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The machines it has: in this version its own."""
+        return ("local",)
 
     @property
     def zygote_pid(self) -> int | None:
@@ -110,6 +116,10 @@ class Cluster:
         launch = Launch(self._hub, spec, policy or StartPolicy(), incarnation)
         launch.begin()
         return launch.future
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call ``callback`` on the I/O thread after ``delay_s`` seconds, or sooner, when the cluster closes."""
+        self._hub.later(delay_s, callback)
 
     def store_drop(self, prefix: str) -> None:
         """Forget the keys that workers' ``store(prefix)`` hold; whoever waits for one of them gets an error."""

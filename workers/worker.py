@@ -58,6 +58,9 @@ class Surroundings(Protocol):
     def send_frames(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """The same for an encoded message."""
 
+    def withdraw(self, worker: Worker, *, stuck: bool) -> None:
+        """``worker`` has no process yet and nobody wants it any more; ``stuck``: its time to start is over."""
+
     def gone(self, worker: Worker) -> None:
         """``worker`` has exited."""
 
@@ -179,15 +182,18 @@ class Worker:
         self._expected = True
         self._enter(WorkerState.STOPPING)
         self._signal(signal.SIGKILL)
+        if self.pid is None:
+            self._surroundings.withdraw(self, stuck=False)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Let it finish the calls it has, then end; kill it after ``grace_s`` seconds. Returns at once."""
         self._expected = True
         was = self._state
         self._enter(WorkerState.STOPPING)
+        if was is WorkerState.STARTING:
+            self.kill()
         if was is not WorkerState.READY:
-            self._signal(signal.SIGKILL)
-            return
+            return  # on its way already
         self._say_stop()
         self._surroundings.io.call_later(grace_s, self._signal, signal.SIGKILL)
 
@@ -239,7 +245,7 @@ class Worker:
         limit = f"within {self.spec.start_timeout_s:.3g} s"
         if self._pidfd is None:
             self._fail(StartFailure.DEADLINE, f"the zygote did not start it {limit}: it is still importing, or stuck")
-            self._resolve_ready()
+            self._surroundings.withdraw(self, stuck=True)
             return
         self._fail(StartFailure.DEADLINE, f"its constructor did not return {limit}; where it was is in its last lines")
         self._expected = True

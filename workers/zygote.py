@@ -131,4 +131,4 @@ def prepare_to_fork() -> None:
     """Put what is imported beyond the garbage collector, whose marks would otherwise copy its pages in every worker."""
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # not collected before: that takes a tenth of the start and finds 8,500 objects of a million
+    gc.freeze()  # not collected before: that takes a tenth of the start and finds 8,500 objects

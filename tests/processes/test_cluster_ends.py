@@ -152,6 +152,30 @@ def test_a_program_that_ends_by_an_exception_and_never_closes_its_cluster_leaves
         assert errors.count("Traceback") == 1 and errors.endswith("RuntimeError: as planned\n")
 
 
+def test_ctrl_c_reaches_only_the_coordinator_which_closes_in_its_finally(
+    tmp_path: Path, wait_gone: Callable[..., None]
+) -> None:
+    code = """
+w = worker()
+w.ready.result()
+w.call("wait", on_reply=lambda reply: say(int(reply.error.died)))
+say(w.pid)
+try:
+    sys.stdin.read()
+finally:
+    cluster.close(0.1)
+"""
+    with coordinator(code, tmp_path, wait=False) as process:
+        pids = line(process) + line(process)
+        wait_for_stderr(process, "in a call")
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=20)
+        wait_gone(pids, GONE_S)
+        assert printed == "1\n" and process.returncode == -signal.SIGINT
+        assert errors.count("Traceback") == 1 and errors.endswith("KeyboardInterrupt\n")
+        assert list(tmp_path.glob("lgroup-*")) == []
+
+
 def test_a_stopped_coordinator_loses_nothing(tmp_path: Path) -> None:
     code = "w = worker(); w.ready.result(); say(w.pid); sys.stdin.readline()"
     code += "; w.call('start_child', on_reply=lambda r: say(r.value))"

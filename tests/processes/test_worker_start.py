@@ -224,3 +224,25 @@ def test_start_attempts_share_one_deadline(cluster: Cluster, marker: Path) -> No
     with pytest.raises(WorkerStartError, match="the disk is on fire"):
         cluster.launch(spec("raises", marker, start_timeout_s=4.0), policy=slow).result(60)
     assert len(attempts(marker)) == 1 and time.monotonic() - began < 4
+
+
+def wait_for_pause(cluster: Cluster) -> None:
+    """Returns when a start was put off: asked again and again on the I/O thread, where that happens."""
+    put_off = threading.Event()
+
+    def look() -> None:
+        if cluster._hub._delayed:
+            put_off.set()
+        else:
+            cluster.io.call_later(0.01, look)
+
+    cluster.io.call_soon(look)
+    assert put_off.wait(60)
+
+
+def test_closing_the_cluster_ends_a_start_that_waits_for_its_next_attempt(marker: Path) -> None:
+    waiting = StartPolicy(max_attempts=3, backoff_s=20.0, max_backoff_s=20.0, jitter=0)
+    with Cluster(pickle_by_value=[__name__], worker_output="log") as cluster:
+        launch = cluster.launch(spec("raises", marker, start_timeout_s=60.0), policy=waiting)
+        wait_for_pause(cluster)
+    assert "closed" in str(launch.exception(1))

@@ -58,3 +58,16 @@ def test_a_zygote_that_cannot_import_fails_the_start_with_its_own_words(
         pytest.raises(WorkerStartError, match=r"the zygote .* exited with status 1(.|\n)*this numpy is a joke"),
     ):
         cluster.launch(WorkerSpec("actor", dict)).result(60)
+
+
+def test_a_start_ends_at_its_deadline_whatever_the_zygote_does() -> None:
+    with Cluster(pickle_by_value=[__name__], worker_output="log") as cluster:
+        early = cluster.launch(WorkerSpec("early", Actor, start_timeout_s=0.05))
+        with pytest.raises(WorkerStartError, match=r"did not start it within 0\.05 s: it is still importing"):
+            early.result(10)
+        cluster.launch(WorkerSpec("actor", Actor)).result(60)
+        assert cluster.zygote_pid is not None
+        os.kill(cluster.zygote_pid, signal.SIGSTOP)
+        with pytest.raises(WorkerStartError, match=r"within 0\.3 s: it is still importing, or stuck"):
+            cluster.launch(WorkerSpec("late", Actor, start_timeout_s=0.3)).result(10)
+        cluster.launch(WorkerSpec("next", Actor)).result(60)  # by a new zygote
