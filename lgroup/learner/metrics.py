@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
 Reduction = Literal["mean", "sum", "min", "max", "lifetime"]
@@ -20,6 +21,7 @@ Number = float | int
 #: One metric on its way to the coordinator: path, reduction, value, weight (of a mean).
 Delta = tuple[tuple[str, ...], str, Number, float]
 
+_PLAIN = frozenset({int, float, bool})
 _REDUCTIONS: frozenset[str] = frozenset(get_args(Reduction))
 
 
@@ -58,6 +60,16 @@ def _plain(values: list[Any]) -> list[Number]:
     return [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
 
 
+def _number(path: tuple[str, ...], value: Any) -> Number:
+    """A number of another kind, such as numpy's, as a plain one."""
+    if isinstance(value, np.ndarray) and value.size != 1:
+        raise ValueError(f"metric {path}: an array of shape {value.shape} is not one number")
+    number = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    if not isinstance(number, (int, float)):
+        raise TypeError(f"metric {path}: a {type(value).__name__} is not a number")
+    return number
+
+
 class Metrics:
     """What a learner's hooks log. ``learner.metrics`` is one; the names follow RLlib's `MetricsLogger`."""
 
@@ -81,13 +93,16 @@ class Metrics:
                 path starts with a module's id, else 1.
 
         Raises:
-            ValueError: for an unknown reduction, or a tensor with more than one element.
+            ValueError: for an unknown reduction, or a tensor or array with more than one element.
+            TypeError: for what is no number.
         """
         path = (key,) if isinstance(key, str) else tuple(key)
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"metric {path}: a tensor of shape {tuple(value.shape)} is not one number")
             value = value.detach()
+        elif type(value) not in _PLAIN:
+            value = _number(path, value)
         series = self._series.get(path)
         if series is None:
             if reduce not in _REDUCTIONS:
