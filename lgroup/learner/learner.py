@@ -26,7 +26,7 @@ from lgroup.learner.gradients import clip_gradients, global_norm
 from lgroup.learner.learner_state import LearnerState
 from lgroup.learner.metrics import Metrics
 from lgroup.learner.module_slots import ModuleSlots
-from lgroup.modules import MultiRLModule, RLModuleSpec
+from lgroup.modules import SHARED_STATE, MultiRLModule, RLModuleSpec
 
 if TYPE_CHECKING:
     from lgroup.config import LearnerGroupConfig
@@ -87,7 +87,16 @@ class Learner(LearnerState):
             self._lgroup_module = self._make_module()
         self._lgroup_module.to(self.device)
         self._lgroup_module.train()
+        self._check_gradients_are_dense()
         self.configure_optimizers()
+
+    def _check_gradients_are_dense(self) -> None:
+        for name, part in self.module.named_modules():
+            if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
+                raise ConfigError(
+                    f"{type(part).__name__} {name.removeprefix('_rl_modules.')!r} has sparse gradients; only dense "
+                    "ones can be averaged over learners: set sparse=False"
+                )
 
     def _make_module(self) -> MultiRLModule:
         spec = self.module_spec or self.config.get_multi_rl_module_spec()
@@ -117,11 +126,19 @@ class Learner(LearnerState):
     # Optimizers
 
     def configure_optimizers(self) -> None:
-        """Register optimizers for all modules; by default `configure_optimizers_for_module` for each, sorted by id."""
+        """Register optimizers for all modules; by default `configure_optimizers_for_module` for each, sorted by id.
+
+        Parameters of the `MultiRLModule` that are in none of its modules get an Adam of their own.
+        """
         for module_id in sorted(self.module.keys()):
             self.configure_optimizers_for_module(
                 module_id=module_id, config=self.config.get_config_for_module(module_id)
             )
+        shared = self.module.owned_parameters().get(SHARED_STATE, {}).values()
+        parameters = [p for p in shared if p.requires_grad and self.get_param_ref(p) not in self._lgroup_params]
+        if parameters:
+            optimizer = torch.optim.Adam(parameters, lr=self.config.lr)
+            self.register_optimizer(module_id=SHARED_STATE, optimizer=optimizer, params=parameters)
 
     def configure_optimizers_for_module(self, module_id: str, config: LearnerGroupConfig | None = None) -> None:
         """Register optimizers for one module: by default Adam with ``config.lr`` over its trainable parameters.
@@ -157,12 +174,19 @@ class Learner(LearnerState):
             lr_or_lr_schedule: A learning rate to set; None leaves the optimizer's own.
 
         Raises:
-            ValueError: if the name is taken.
+            ValueError: if the name is taken, or `params` are not those that the optimizer steps.
             ConfigError: if a parameter is sparse or on another device.
         """
         name = f"{module_id}_{optimizer_name}"
         if name in self._lgroup_optimizers:
             raise ValueError(f"module {module_id!r} already has an optimizer {optimizer_name!r}")
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if stepped != {id(p) for p in params}:
+            # One that the group does not sum would be stepped by each learner's own gradient.
+            raise ValueError(
+                f"optimizer {optimizer_name!r} of module {module_id!r} steps {len(stepped)} parameters, and params are "
+                f"{len(params)} that are not the same: give it exactly those"
+            )
         if lr_or_lr_schedule is not None:
             for group in optimizer.param_groups:
                 group["lr"] = lr_or_lr_schedule
@@ -310,9 +334,10 @@ class Learner(LearnerState):
         for parameter in self._lgroup_params.values():
             parameter.grad = None  # what zero_grad does, at a tenth of its cost (it opens a profiler range)
         losses = list(loss_per_module.values())
-        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        if total.requires_grad:
-            total.backward()
+        if losses:
+            total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+            if total.requires_grad:
+                total.backward()
         return {ref: parameter.grad for ref, parameter in self._lgroup_params.items()}
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
