@@ -33,9 +33,13 @@ OpenGroup = Callable[[int, int, int, float], Collective]
 
 def describe(error: BaseException) -> dict[str, str]:
     """An exception as text, to travel."""
+    try:
+        message = str(error)
+    except Exception as nested:  # the exception is someone else's, and so is its __str__
+        message = f"(its __str__ raised {type(nested).__name__})"
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": message,
         "traceback": "".join(traceback.format_exception(error)),
     }
 
@@ -136,16 +140,26 @@ class LearnerHost:
             return reply
         except NonfiniteGradient as error:
             # Every rank sees the same sum and comes here: nobody leaves.
-            self._undo.roll_back()
+            self._take_back()
             return {"outcome": "nonfinite", "parameter": error.parameter}
         except BaseException as error:
             lost = isinstance(error, CollectiveLost) or self.learner._lgroup_collective.lost
             # First of all: peers may be waiting in a collective that this rank will not enter.
             self._leave()
-            self._undo.roll_back()
+            self._take_back()
             if not isinstance(error, Exception):
                 raise  # such as KeyboardInterrupt, in the coordinator's own process
             return {"outcome": "lost" if lost else "raised", "error": describe(error)}
+
+    def _take_back(self) -> None:
+        """Put the learner back. If that fails, say of a ``load_state_dict`` that raises, nobody knows what it holds."""
+        try:
+            self._undo.roll_back()
+        except Exception as error:
+            if self._open_group is None:
+                raise
+            why = describe(error)["traceback"]
+            raise SystemExit(f"the learner could not be put back after a failure: {why}") from error
 
     def _train(self, request: Mapping[str, Any]) -> Reply:
         learner = self.learner
@@ -196,6 +210,5 @@ def _digest(tree: Any, path: str, found: dict[str, str]) -> None:
         for index, value in enumerate(tree):
             _digest(value, f"{path}/{index}", found)
     else:
-        found[path] = hashlib.blake2b(
-            repr(sorted(tree) if isinstance(tree, set) else tree).encode(), digest_size=16
-        ).hexdigest()
+        text = repr(sorted(map(repr, tree)) if isinstance(tree, set) else tree)
+        found[path] = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -104,7 +104,8 @@ class LearnerState:
         """Copy a state, or any of its parts, into the learner in place.
 
         Raises:
-            ValueError: naming the part that does not fit: an unknown component, module, optimizer or shape.
+            ValueError: naming the part that does not fit: an unknown component, module, optimizer or tensor, or a
+                shape. Learner attributes that the state does not name keep their values.
         """
         unknown = sorted(set(state) - set(_COMPONENTS))
         if unknown:
@@ -114,7 +115,16 @@ class LearnerState:
         optimizers = state.get(COMPONENT_OPTIMIZER, {})
         _check_names("optimizer", optimizers, self._lgroup_optimizers)
         _check_names("registered state", state.get(COMPONENT_REGISTERED, {}), self._lgroup_registered)
+        for name, saved in optimizers.items():
+            wanted = len(self._lgroup_optimizers[name].param_groups)
+            if len(saved["settings"]) != wanted:
+                raise ValueError(f"optimizer {name!r} has {wanted} parameter groups, not {len(saved['settings'])}")
         tensors = state.get(COMPONENT_TENSORS, {})
+        free = dict(self.free_parameters())
+        own = {f"buffer {n}": t for n, t in self.slots().buffers().items()} | {
+            f"parameter {n}": t for n, t in free.items()
+        }
+        _check_names("tensor", tensors, own)
         tree: dict[str, Any] = {
             "optimizer_state": {name: saved["state"] for name, saved in optimizers.items()},
             "optimizer_settings": {name: saved["settings"] for name, saved in optimizers.items()},
@@ -124,7 +134,7 @@ class LearnerState:
         }
         if COMPONENT_ATTRIBUTES in state:
             tree["attributes"] = state[COMPONENT_ATTRIBUTES]
-        state_tree.restore(self, tree)  # type: ignore[arg-type]
+        state_tree.restore(self, tree, exactly=False)  # type: ignore[arg-type]
 
     def register_state(self, name: str, obj: Any) -> None:
         """Make `obj` part of the learner's state although it is no attribute of it.

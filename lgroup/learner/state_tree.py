@@ -13,6 +13,7 @@ Two halves, because they are copied at different moments of an update::
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,10 +54,10 @@ def is_restorable_in_place(value: Any) -> bool:
 
 def _live(value: Any) -> Any:
     """`value` as a tree over its own tensors; `UNKNOWN` if it is no state."""
+    if isinstance(value, enum.Enum):  # first: members of IntEnum and the like are numbers, too
+        return EnumMember(value.value)
     if isinstance(value, (*_SCALARS, torch.Tensor, np.ndarray)):
         return value
-    if isinstance(value, enum.Enum):
-        return EnumMember(value.value)
     if isinstance(value, torch.nn.Module):
         return dict(value.state_dict())
     if has_state_dict(value):
@@ -130,7 +131,8 @@ def _clone(tree: Any, copy_of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return [_clone(value, copy_of) for value in tree]
     if isinstance(tree, set):
         return set(tree)
-    return tree
+    # What else there is comes out of someone's state_dict().
+    return tree if isinstance(tree, _SCALARS) else copy.deepcopy(tree)
 
 
 def _fits(memory: torch.Tensor, live: torch.Tensor) -> bool:
@@ -203,6 +205,8 @@ def _restored(live: Any, saved: Any) -> Any:
             live[...] = saved
             return live
         return saved.copy()
+    if saved is None:
+        return None
     if has_state_dict(live):
         live.load_state_dict(copy_tree(saved))
         return live
@@ -235,7 +239,10 @@ def _restored_sequence(live: Any, saved: list[Any] | tuple[Any, ...]) -> Any:
         live.extend(parts)
         return live
     if isinstance(saved, tuple):
-        return type(saved)(*parts) if hasattr(saved, "_fields") else tuple(parts)
+        fields = getattr(saved, "_fields", None)
+        # The wire may have had to make up a class of the same fields.
+        kind = type(live) if fields and getattr(live, "_fields", None) == fields else type(saved)
+        return kind(*parts) if fields else tuple(parts)
     return parts
 
 
@@ -264,11 +271,11 @@ def _restore_optimizer_settings(optimizer: torch.optim.Optimizer, saved: list[Tr
 
 
 @torch.no_grad()
-def restore(learner: Learner, tree: Tree) -> None:
+def restore(learner: Learner, tree: Tree, *, exactly: bool = True) -> None:
     """Write a tree, or any of its top-level parts, back into the learner in place.
 
-    What the tree does not name keeps its state, except that learner attributes which came after the tree was taken are
-    deleted again.
+    What the tree does not name keeps its state, except that, with `exactly`, learner attributes which came after the
+    tree was taken are deleted again.
     """
     slots, free = learner.slots(), dict(learner.free_parameters())
     for name, tensor in tree.get("parameters", {}).items():
@@ -283,16 +290,16 @@ def restore(learner: Learner, tree: Tree) -> None:
     for name, settings in tree.get("optimizer_settings", {}).items():
         _restore_optimizer_settings(optimizers[name], settings)
     if "attributes" in tree:
-        _restore_attributes(learner, tree["attributes"])
+        _restore_attributes(learner, tree["attributes"], exactly=exactly)
     registered = learner.registered_state()
     for name, value in tree.get("registered", {}).items():
         _restored(registered[name], value)
 
 
-def _restore_attributes(learner: Learner, saved: Tree) -> None:
+def _restore_attributes(learner: Learner, saved: Tree, *, exactly: bool) -> None:
     now = learner.state_attributes()
     for name, value in now.items():
-        if name not in saved and _live(value) is not UNKNOWN:
+        if exactly and name not in saved and _live(value) is not UNKNOWN:
             delattr(learner, name)
     for name, value in saved.items():
         setattr(learner, name, _restored(now.get(name), value))

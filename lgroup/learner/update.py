@@ -173,7 +173,7 @@ class Update:
         return self._exchanged(plan, plan.weight_table(given))
 
     def _log_rows(self, plan: RankPlan, trained: Collection[str]) -> None:
-        """Log how many rows (valid steps, under a mask) this rank trains on; weights of the learner's own do not count."""
+        """Log how many rows (valid steps, under a mask) this rank trains on, whatever `loss_weight` makes of them."""
         for module_id in sorted(trained):
             count = sum(step[module_id].weight for step in plan.steps if module_id in step)
             if count:
