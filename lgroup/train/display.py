@@ -74,7 +74,11 @@ class LivePanel:
         self._title, self._rule = title, rule
         self._curve: deque[tuple[int, float]] = deque()
         self._live = Live(
-            self._panel(None), console=Console(file=stream), refresh_per_second=8, redirect_stdout=stream is sys.stdout
+            self._panel(None),
+            console=Console(file=stream),
+            refresh_per_second=8,
+            redirect_stdout=stream is sys.stdout,
+            transient=True,  # the summary comes in its place
         )
 
     def __enter__(self) -> Self:

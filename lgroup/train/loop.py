@@ -24,8 +24,8 @@ from lgroup.train.rounds import BCRounds, IMPALARounds, PPORounds, Rounds, load_
 from lgroup.train.session import Session, plain
 from lgroup.train.summary import Outcome, summary_of
 
+_LOOK_EVERY_S = 0.1
 _LOG_EVERY_S = 0.5
-_SHOW_EVERY_S = 0.2
 
 
 def run(options: RunOptions) -> int:
@@ -85,7 +85,7 @@ class _Trainer:
 
     def __init__(self, rule: StopRule, display: Display, log: RunLog, interrupt: Interrupt) -> None:
         self._rule, self._display, self._log, self._interrupt = rule, display, log, interrupt
-        self._next_show_s = self._next_log_s = 0.0
+        self._next_look_s = self._next_log_s = 0.0
         self.progress = Progress()
         self.snapshots: list[Snapshot] = []
         self.error: LGroupError | None = None
@@ -104,19 +104,25 @@ class _Trainer:
         return reason
 
     def _until_the_end(self, session: Session, rounds: Rounds, started: float) -> str:
-        while True:
+        reason: str | None = None
+        while reason is None:
             rounds.round()
-            snapshot = self._snapshot(session, started)
-            if snapshot.seconds >= self._next_log_s:
-                self._next_log_s = snapshot.seconds + _LOG_EVERY_S
-                self._record(snapshot)
-            if snapshot.seconds >= self._next_show_s:
-                self._next_show_s = snapshot.seconds + _SHOW_EVERY_S
-                self._display.show(snapshot)
-            reason = "interrupted" if self._interrupt.requested else self._rule.reason(snapshot)
-            if reason is not None:
-                rounds.finish()
-                return reason
+            if self._interrupt.requested:
+                reason = "interrupted"
+            elif time.monotonic() - started >= self._next_look_s:
+                reason = self._look(self._snapshot(session, started))
+        rounds.finish()
+        return reason
+
+    def _look(self, snapshot: Snapshot) -> str | None:
+        """Shows and now and then logs the snapshot; returns why the run should end, if it should."""
+        self._next_look_s = snapshot.seconds + _LOOK_EVERY_S
+        if snapshot.seconds >= self._next_log_s:
+            self._next_log_s = snapshot.seconds + _LOG_EVERY_S
+            self._record(snapshot)
+        else:
+            self._display.show(snapshot)
+        return self._rule.reason(snapshot)
 
     def _snapshot(self, session: Session, started: float) -> Snapshot:
         return self.progress.snapshot(time.monotonic() - started, session.group.get_stats())

@@ -29,5 +29,5 @@ def save_curve(path: Path, snapshots: Sequence[Snapshot], title: str, goal: floa
         axes.set_ylabel(f"mean return\n(last {RETURN_WINDOW} episodes)")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.grid(alpha=0.3)
-        axes.margins(x=0.02)
+        axes.margins(x=0.02, y=0.12)
     figure.savefig(path)
