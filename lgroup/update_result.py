@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -86,7 +87,22 @@ class UpdateFuture(Future[UpdateResult]):
         self.set_running_or_notify_cancel()
 
     def __await__(self) -> Generator[Any, None, UpdateResult]:
-        return asyncio.shield(asyncio.wrap_future(self)).__await__()
+        # Not `asyncio.wrap_future`: after a cancelled await that one complains of an error which nobody has retrieved.
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+        self.add_done_callback(lambda _: _call_soon(loop, _tell, told))
+        yield from told.__await__()
+        return self.result()
+
+
+def _tell(told: asyncio.Future[None]) -> None:
+    if not told.done():
+        told.set_result(None)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *args)
 
 
 class Lifetime:
