@@ -81,11 +81,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class JoinFailed:
-    """A rank could not get into the process group of `generation`."""
+    """A rank could not get into the process group of `generation`; `lost` if that is because of another rank."""
 
     rank: int
     generation: int
     error: Any
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,8 @@ class GroupState:
         if failed:
             self._tries_to_form += 1
             if self._tries_to_form >= MAX_TRIES:
-                self._break(LGroupError(f"rank {failed[0].rank} could not join its process group: {failed[0].error}"))
+                first = min(failed, key=lambda join: (join.lost, join.rank))
+                self._break(LGroupError(f"rank {first.rank} could not join its process group: {first.error}"))
                 return
             self._move(Phase.FORMING)
             self._form()

@@ -13,7 +13,7 @@ import psutil
 from lgroup._group_events import Event, Join, Joined, JoinFailed, Replied, Send, Tick, WorkerLost
 from lgroup._replies import read_answer, read_error
 from lgroup.errors import LGroupError
-from lgroup.learner.collective import GlooGroup
+from lgroup.learner.collective import CollectiveLost, GlooGroup
 from lgroup.workers import Cluster, Reply, Worker, WorkerExit, WorkerSpec, current_worker
 from lgroup.workers.errors import ActorError
 
@@ -72,7 +72,9 @@ class RemoteLearners:
             if reply.ok:
                 self._post(Joined(join.rank, join.generation))
             elif reply.error is not None and not reply.error.died:
-                self._post(JoinFailed(join.rank, join.generation, reply.error.message))
+                error = reply.error
+                lost = error.type_name == CollectiveLost.__name__
+                self._post(JoinFailed(join.rank, join.generation, f"{error.type_name}: {error.message}", lost))
 
         self._workers[join.rank].call("join", args, on_reply=answered, data_only=True)
 
