@@ -34,7 +34,10 @@ def main() -> int:
     figures = []
     for name in options.only or MEASUREMENTS:
         print(f"measuring: {name} ...", file=sys.stderr, flush=True)
-        figures += MEASUREMENTS[name](options.repeat)
+        measured = MEASUREMENTS[name](options.repeat)
+        for figure in measured:
+            print(f"    {figure.name}: {figure.value:.3g} {figure.unit}", file=sys.stderr, flush=True)
+        figures += measured
     print(table(figures))
     if options.json:
         record = {"machine": machine(), "figures": [figure.as_dict() for figure in figures]}
