@@ -115,6 +115,8 @@ class Router:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
+            # The send may have taken the edge that announced a message, of this peer or another.
+            self._io.call_soon(self._link.receive_rest)
             self._io.call_soon(self._on_unreachable, identity)
             return
         if not sent:

@@ -74,11 +74,6 @@ class Hub:
         """The process that forks the workers."""
         return self._link.pid
 
-    @property
-    def runtime_dir(self) -> str:
-        """The directory with the socket; only its owner can enter it."""
-        return self._runtime_dir
-
     def start_worker(self, spec: WorkerSpec, incarnation: int) -> Worker:
         """Ask for a process; its handle's ``ready`` says what becomes of it."""
         if self.closed or os.getpid() != self.owner_pid:

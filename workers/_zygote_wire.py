@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -46,10 +45,3 @@ def read_in_memory(descriptor: int) -> Note:
     with open(descriptor, "rb") as file:
         note: Note = json.load(file)
     return note
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close each of ``descriptors``, closed ones too."""
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)

@@ -5,7 +5,7 @@ It lets ranks find each other without a listening TCPStore, which takes anyone's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -101,6 +101,3 @@ class ChannelStore(Store):
 def _bytes(value: Any) -> bytes:
     # C++ hands over vectors of integers, str or bytes
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-StoreFactory = Callable[[str], ChannelStore]

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,8 @@ class Zygote:
             for end in (self._channel, self._wake, self._wake_writer):
                 end.close()
             worker_process(settings, output=output, coordinator=self._coordinator)
+        except BaseException:
+            traceback.print_exc()
         finally:  # never back into the zygote's loop
             os._exit(70)
 

@@ -211,6 +211,16 @@ def test_a_worker_has_its_coordinators_surroundings_and_its_own_session(
     assert found["sid"] == found["pid"] and found["sigint"] and found["stdin"] == os.devnull
 
 
+def test_a_working_directory_that_is_gone_is_no_reason_to_fail(
+    cluster: Cluster, inbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert where(cluster, inbox)["cwd"] == "/"
+
+
 def test_seeds_make_every_generator_repeat_and_differ_between_actors(cluster: Cluster, inbox: Any) -> None:
     first = where(cluster, inbox, seed=1, actor_index=0)["numbers"]
     assert where(cluster, inbox, seed=1, actor_index=0)["numbers"] == first
