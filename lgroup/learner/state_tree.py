@@ -234,7 +234,7 @@ def _restored_sequence(live: Any, saved: list[Any] | tuple[Any, ...]) -> Any:
     old = list(live) if isinstance(live, (list, tuple, collections.deque)) else []
     old += [None] * (len(saved) - len(old))
     parts = [_restored(o, s) for o, s in zip(old, saved, strict=False)]
-    if isinstance(live, (list, collections.deque)):
+    if isinstance(saved, list) and isinstance(live, (list, collections.deque)):
         live.clear()
         live.extend(parts)
         return live
