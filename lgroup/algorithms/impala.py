@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +23,16 @@ from lgroup.learner.learner import Learner
 class IMPALAConfig(LearnerGroupConfig):
     """Settings of IMPALA, with RLlib's names and defaults.
 
-    Besides RLlib's there is ``vtrace_lambda``, the lambda of the paper's remark 2: below 1 the value targets have less
-    variance, and more bias.
+    Two are not RLlib's. ``vtrace_lambda`` is the lambda of the paper's remark 2: below 1 the value targets have less
+    variance, and more bias. ``reward_scale`` multiplies the rewards in the losses, so that discounted returns come to
+    about 10 or less: where values are in the hundreds, their loss drowns the policy's.
     """
 
     checks = {
         "vtrace_clip_rho_threshold": number(above=0),
         "vtrace_clip_pg_rho_threshold": number(above=0),
         "vtrace_lambda": number(at_least=0, at_most=1),
+        "reward_scale": number(above=0),
         "vf_loss_coeff": number(at_least=0),
         "entropy_coeff": number(at_least=0),
         "broadcast_interval": integer(1),
@@ -40,6 +43,7 @@ class IMPALAConfig(LearnerGroupConfig):
         self.vtrace_clip_rho_threshold: float = 1.0
         self.vtrace_clip_pg_rho_threshold: float = 1.0
         self.vtrace_lambda: float = 1.0
+        self.reward_scale: float = 1.0
         self.vf_loss_coeff: float = 0.5
         self.entropy_coeff: float = 0.01
         self.broadcast_interval: int = 1
@@ -93,7 +97,7 @@ def vtrace_of(batch: dict[str, Any], logp: Tensor, values: Tensor, config: IMPAL
     return vtrace(
         behaviour_logp,
         logp.detach().cpu().numpy(),
-        rewards,
+        rewards * np.float32(config.reward_scale),
         values.detach().cpu().numpy(),
         terminateds,
         truncateds,

@@ -152,19 +152,25 @@ def _add_training(group: Any) -> None:
     group.add_argument("--lr", type=_positive, metavar="X", help="learning rate")
     group.add_argument("--gamma", type=_positive, metavar="X", help="discount of rewards (default: 0.99)")
     group.add_argument(
+        "--reward-scale",
+        type=_positive,
+        metavar="X",
+        help="for impala: factor of rewards in the losses; discounted returns should come to about 10 (default: 0.1)",
+    )
+    group.add_argument(
         "--hidden", type=_sizes, metavar="A,B", help="units of the network's hidden layers (default: 64,64)"
     )
     group.add_argument(
         "--train-batch-size",
         type=_whole(1),
         metavar="B",
-        help="env steps (for bc: rows) of one update of all learners (default: 4096 for ppo, 160 impala, 512 bc)",
+        help="env steps (for bc: rows) of one update of all learners (default: 4096 for ppo, 320 impala, 512 bc)",
     )
     group.add_argument(
         "--rollout-fragment-length",
         type=_whole(1),
         metavar="L",
-        help="steps of each environment in one rollout (default: 10 for impala; for ppo so many that one rollout of "
+        help="steps of each environment in one rollout (default: 20 for impala; for ppo so many that one rollout of "
         "every env runner makes a batch)",
     )
     group.add_argument(

@@ -29,6 +29,7 @@ class RunOptions:
     num_epochs: int | None = None
     lr: float | None = None
     gamma: float | None = None
+    reward_scale: float | None = None
     hidden: tuple[int, ...] | None = None
     stop_return: float | None = None
     stop_env_steps: int | None = None
@@ -74,16 +75,17 @@ RECIPES: Mapping[str, Recipe] = {
     "impala": Recipe(
         config_class=IMPALAConfig,
         num_envs_per_env_runner=16,
-        train_batch_size=160,
-        rollout_fragment_length=10,
+        train_batch_size=320,
+        rollout_fragment_length=20,
         stop_env_steps=1_000_000,
         max_requests_in_flight_per_learner=2,
         settings={
             "lr": 1e-3,
             "vtrace_lambda": 0.95,
             "vf_loss_coeff": 0.5,
-            "entropy_coeff": 0.0,
-            "grad_clip": 0.5,
+            "entropy_coeff": 0.005,
+            "grad_clip": 1.0,
+            "reward_scale": 0.1,
         },
     ),
     "bc": Recipe(
@@ -95,6 +97,9 @@ RECIPES: Mapping[str, Recipe] = {
         settings={"lr": 1e-3},
     ),
 }
+
+
+_ONLY_FOR = {"minibatch_size": "ppo", "num_epochs": "ppo", "reward_scale": "impala"}
 
 
 def config_for(options: RunOptions, spaces: tuple[Any, Any], num_cores: int = 1) -> LearnerGroupConfig:
@@ -140,9 +145,10 @@ def cores_per_learner(options: RunOptions, num_cores: int) -> int:
 
 
 def _training_settings(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
-    chosen = {name: getattr(options, name) for name in ("lr", "gamma", "minibatch_size", "num_epochs")}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    for name in ("minibatch_size", "num_epochs"):
-        if options.algo != "ppo" and name in given:
-            raise ConfigError(f"--{name.replace('_', '-')} goes with --algo ppo only, not with --algo {options.algo}")
+    names = ("lr", "gamma", *_ONLY_FOR)
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name, algo in _ONLY_FOR.items():
+        if options.algo != algo and name in given:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} goes with --algo {algo} only, not with --algo {options.algo}")
     return {**recipe.settings, **given}

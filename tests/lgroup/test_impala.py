@@ -58,6 +58,13 @@ def test_shares_of_any_split_of_the_rows_add_up_to_the_whole_gradient() -> None:
         torch.testing.assert_close(summed[name], gradient, rtol=1e-5, atol=1e-5)
 
 
+def test_a_reward_scale_is_the_same_as_scaled_rewards() -> None:
+    config = config_for("impala", reward_scale=0.1)
+    learner, columns = built(config), rollout_columns(config)
+    scaled = {**columns, Columns.REWARDS: columns[Columns.REWARDS] * np.float32(0.1)}
+    torch.testing.assert_close(loss_of(learner, columns), loss_of(learner, scaled, config_for("impala")))
+
+
 def test_masked_steps_give_no_gradient() -> None:
     config = config_for("impala")
     learner, columns = built(config), rollout_columns(config)

@@ -39,10 +39,12 @@ def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     text = capsys.readouterr().out
     for option in (
-        "--env NAME", "--env-config JSON", "--algo {ppo,impala,bc}", "--data FILE", "--seed K", "--num-learners N",
-        "--num-env-runners M", "--num-envs-per-env-runner", "--stop-return R", "--stop-env-steps S",
-        "--stop-seconds T", "--lr X", "--gamma X", "--hidden A,B", "--train-batch-size", "--rollout-fragment-length",
-        "--minibatch-size", "--num-epochs", "--out DIR", "--save-data S", "--plain", "Ctrl-C", "130",
+        "--env NAME", "--env-config JSON", "--algo {ppo,impala,bc}", "--data FILE", "--seed K",
+        "--num-learners N", "--num-env-runners M", "--num-envs-per-env-runner E",
+        "--stop-return R", "--stop-env-steps S", "--stop-seconds T",
+        "--lr X", "--gamma X", "--reward-scale X", "--hidden A,B", "--train-batch-size B",
+        "--rollout-fragment-length L", "--minibatch-size B", "--num-epochs E",
+        "--out DIR", "--save-data S", "--plain", "Ctrl-C", "130",
     ):  # fmt: skip
         assert option in text, option
 
@@ -111,6 +113,7 @@ def test_a_missing_extra_is_one_sentence(capsys: pytest.CaptureFixture[str], mon
         (["--algo", "ppo", "--data", "x.npz"], "--data goes with --algo bc only"),
         (["--algo", "impala", "--num-epochs", "3"], "--num-epochs goes with --algo ppo only"),
         (["--algo", "bc", "--minibatch-size", "3"], "--minibatch-size goes with --algo ppo only"),
+        (["--algo", "ppo", "--reward-scale", "3"], "--reward-scale goes with --algo impala only"),
         (["--gamma", "1.5"], "gamma=1.5 is not possible"),
         (["--env-config", '{"length": 3}'], "does not take env_config={'length': 3}"),
     ],

@@ -147,18 +147,18 @@ def test_ctrl_c_before_training_begins_ends_it_at_once(tmp_path: Path) -> None:
 def test_ppo_leaves_data_that_bc_imitates(tmp_path: Path) -> None:
     teacher, pupil = tmp_path / "ppo", tmp_path / "bc"
     base = ("--env", "CartPole-v1", "--seed", "1", "--num-env-runners", "1")
-    argv = ("--algo", "ppo", "--num-learners", "0", "--stop-return", "120", "--save-data", "3000")
-    with train(*base, *argv, "--out", str(teacher)) as process:
+    argv = ("--algo", "ppo", "--num-learners", "0", "--train-batch-size", "1024", "--minibatch-size", "256")
+    with train(*base, *argv, "--stop-return", "60", "--save-data", "2000", "--out", str(teacher)) as process:
         code, printed, err = finished(process)
-    assert (code, err) == (0, "") and "reached the goal of 120" in printed
+    assert (code, err) == (0, "") and "reached the goal of 60" in printed
     with np.load(teacher / "data.npz") as data:
-        assert data["obs"].shape == (3000, 4) and data["actions"].shape == (3000,)
+        assert data["obs"].shape == (2000, 4) and data["actions"].shape == (2000,)
 
-    argv = ("--algo", "bc", "--data", str(teacher / "data.npz"), "--out", str(pupil), "--stop-return", "90")
+    argv = ("--algo", "bc", "--data", str(teacher / "data.npz"), "--out", str(pupil), "--stop-return", "45")
     with train(*base, *argv, "--num-learners", "1") as process:
         code, printed, err = finished(process)
     assert (code, err) == (0, "")
-    assert "reached the goal of 90" in printed
+    assert "reached the goal of 45" in printed
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_traceback_and_the_weights(tmp_path: Path) -> None:
