@@ -121,7 +121,7 @@ class ActorSlot:
                 worker.kill()
                 return
             self._state, self._worker, self._ready_at = SlotState.UP, worker, time.monotonic()
-            self.num_restarts += 1 if worker.incarnation and future is not self.started else 0
+            self.num_restarts += future is not self.started
             waiting, self._waiting = self._waiting, []
             for prepared, on_reply in waiting:
                 worker.send(prepared, on_reply)
