@@ -19,6 +19,9 @@ from lgroup.learner.learner import Learner
 from lgroup.modules import SHARED_STATE, MultiRLModule, MultiRLModuleSpec, RLModuleSpec
 
 
+torch.set_num_threads(1)  # on these small tensors two threads mostly wait for each other
+
+
 class Linear(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -25,6 +25,9 @@ from lgroup.modules import RLModuleSpec
 from lgroup.transport import Kind, Message, decode, encode
 
 
+torch.set_num_threads(1)  # on these small tensors two threads mostly wait for each other
+
+
 class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"

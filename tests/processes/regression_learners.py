@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -143,12 +144,20 @@ class Normed(nn.Module):
         return self.last(torch.tanh(hidden))  # type: ignore[no-any-return]
 
 
+class Mood(enum.IntEnum):
+    """What a learner keeps beside numbers."""
+
+    CALM = 0
+    UPSET = 1
+
+
 class Faulty(Regression):
     """Changes its state in hooks around the step, then raises there as its fault says."""
 
     def build(self) -> None:
         super().build()
         self.kl_coeff = 0.2
+        self.mood = Mood.CALM
         self.window: deque[float] = deque([0.0, 0.0, 0.0], maxlen=3)
         self.trace = {"met": 0, "last": torch.zeros(2)}
         self.fault = Fault("", ())
@@ -159,6 +168,7 @@ class Faulty(Regression):
             # A learner without rows in a step does not come to those four, so they must leave no trace.
             self.kl_coeff = (self.kl_coeff * 1.5) % 10.0
             self.window.append(self.kl_coeff)
+            self.mood = Mood(self.trace["met"] % 2)
             self.trace["met"] += 1
             self.trace["last"] += 1.0
         elif hook == self.fault.hook:

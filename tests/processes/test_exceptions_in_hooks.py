@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import regression_learners as rl
+import torch
 
 import lgroup
 from lgroup import ActorError, LearnerGroup, RLModuleSpec, UpdateFailed
+
+torch.set_num_threads(1)  # on these small tensors two threads mostly wait for each other
 
 ROWS, MINIBATCH, NUM_STEPS = 12, 4, 3
 SPEC = RLModuleSpec(module_class=rl.Normed)
@@ -137,6 +140,15 @@ def test_a_hook_that_raises_on_all_ranks_after_the_last_reduce_fails_the_update(
     assert started.update(batch=rl.rows(ROWS, 2)).status == "applied"
 
 
+def kinds_of_state(learner: Any) -> tuple[Any, ...]:
+    return (
+        type(learner.window).__name__,
+        learner.window.maxlen,
+        type(learner.mood).__name__,
+        type(learner.trace).__name__,
+    )
+
+
 @on((rl.FaultyFromTheStart, 2), (rl.FaultyFromTheStart, 3), (rl.Faulty, 2))
 def test_a_hook_that_raises_on_some_ranks_after_the_last_reduce_adopts_the_others_state_and_the_update_applies(
     started: LearnerGroup,
@@ -156,6 +168,8 @@ def test_a_hook_that_raises_on_some_ranks_after_the_last_reduce_adopts_the_other
         assert f"rank {ranks[0]} (learner {ranks[0]}, pid {who[ranks[0]]})" in str(result.error)
         assert hook in result.error.remote_traceback
         assert started.check_sync() == wanted
+        kinds = [result.get() for result in started.foreach_learner(kinds_of_state)]
+        assert kinds == [("deque", 3, "Mood", "dict")] * len(started)
     assert pids(started) == who
     assert updates(started)["applied"] == account["applied"] + 7
     assert updates(started)["failed"] == account["failed"]
