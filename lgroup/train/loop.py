@@ -75,9 +75,12 @@ def stop_rule(options: RunOptions) -> StopRule:
 
 def title_of(options: RunOptions) -> str:
     """What is trained, with what, in one line."""
-    learners = f"{options.num_learners} learners" if options.num_learners != 1 else "1 learner"
-    runners = f"{options.num_env_runners} env runners" if options.num_env_runners != 1 else "1 env runner"
-    return f"{options.algo} on {options.env} · {learners} · {runners}"
+    learners = _counted(options.num_learners, "learner") if options.num_learners else "learning in this process"
+    return f"{options.algo} on {options.env} · {learners} · {_counted(options.num_env_runners, 'env runner')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class _Trainer:

@@ -87,6 +87,8 @@ def test_the_output_folder_is_named_after_the_run() -> None:
 def test_the_title_counts_processes() -> None:
     argv = ["--env", "CartPole-v1", "--num-learners", "1", "--num-env-runners", "3"]
     assert title_of(parse(argv)) == "impala on CartPole-v1 · 1 learner · 3 env runners"
+    argv = ["--env", "X", "--algo", "ppo", "--num-learners", "0", "--num-env-runners", "1"]
+    assert title_of(parse(argv)) == "ppo on X · learning in this process · 1 env runner"
 
 
 def test_a_wrong_environment_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
