@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 import torch
 
 from lgroup.algorithms import spaces_of
@@ -21,6 +22,8 @@ from lgroup.columns import DEFAULT_MODULE_ID
 from lgroup.modules import DefaultActorCritic
 
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(300)  # several whole runs in one test
 
 BROKEN_ENV = """
 import gymnasium as gym
@@ -64,7 +67,7 @@ def train(*argv: str, path: Path | None = None) -> Iterator[subprocess.Popen[str
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a run that ends by itself."""
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=140)
     return process.returncode, out, err
 
 
@@ -181,7 +184,7 @@ def test_the_example_of_a_loop_of_ones_own_runs() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=140,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
