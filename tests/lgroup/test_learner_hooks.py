@@ -18,7 +18,6 @@ from lgroup.learner.host import LearnerHost, describe
 from lgroup.learner.learner import Learner
 from lgroup.modules import SHARED_STATE, MultiRLModule, MultiRLModuleSpec, RLModuleSpec
 
-
 torch.set_num_threads(1)  # on these small tensors two threads mostly wait for each other
 
 

@@ -24,7 +24,6 @@ from lgroup.learner.undo import Undo
 from lgroup.modules import RLModuleSpec
 from lgroup.transport import Kind, Message, decode, encode
 
-
 torch.set_num_threads(1)  # on these small tensors two threads mostly wait for each other
 
 
