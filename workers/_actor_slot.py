@@ -72,6 +72,7 @@ class ActorSlot:
         self._why_down = ""
         self._ready_at = 0.0
         self._streak = 0
+        self._launch = self.started
         self.started.add_done_callback(self._launched)
 
     def __repr__(self) -> str:
@@ -91,10 +92,9 @@ class ActorSlot:
     def send(self, prepared: PreparedCall, on_reply: OnReply) -> None:
         """Make a call. ``on_reply`` runs on the I/O thread."""
         with self._lock:
-            if self._state is SlotState.UP and self._worker is not None:
-                self._worker.send(prepared, on_reply)
+            if self._state is SlotState.UP and self._worker is not None and self._worker.try_send(prepared, on_reply):
                 return
-            if self._state is SlotState.STARTING:
+            if self._state in (SlotState.STARTING, SlotState.UP):  # UP: it has died, and what follows from it is next
                 self._waiting.append((prepared, on_reply))
                 return
         self._launcher.io.call_soon(on_reply, self._refusal(prepared))
@@ -107,10 +107,19 @@ class ActorSlot:
             waiting, self._waiting = self._waiting, []
         for prepared, on_reply in waiting:
             self._launcher.io.call_soon(on_reply, self._refusal(prepared))
+        self._launch.cancel()  # kills what is starting; does nothing to what is ready
         if worker is not None:
             worker.kill() if grace_s is None else worker.stop(grace_s)
 
+    def died(self) -> None:
+        """A reply says that its process is gone: take that in now, before whoever gets the reply acts on it."""
+        worker = self._worker
+        if worker is not None and worker.exit is not None:
+            self._lost(worker, worker.exit)
+
     def _launched(self, future: Future[Worker]) -> None:
+        if future.cancelled():
+            return
         error = future.exception()
         if error is not None:
             self._down(str(error))
@@ -125,13 +134,13 @@ class ActorSlot:
             waiting, self._waiting = self._waiting, []
             for prepared, on_reply in waiting:
                 worker.send(prepared, on_reply)
-        worker.on_exit(self._lost)
+        worker.on_exit(lambda exit: self._lost(worker, exit))
 
-    def _lost(self, exit: WorkerExit) -> None:
+    def _lost(self, worker: Worker, exit: WorkerExit) -> None:
         with self._lock:
+            if worker is not self._worker or self._state is not SlotState.UP:
+                return  # removed, or known already
             self.healthy = False
-            if self._state is SlotState.REMOVED:
-                return
             if not self._restart or self._launcher.closed:
                 self._down(exit.text)
                 return
@@ -140,14 +149,15 @@ class ActorSlot:
         self._launcher.later(self._policy.pause_before(self._streak), self._relaunch)
 
     def _relaunch(self) -> None:
-        if self._state is SlotState.REMOVED or self._worker is None:
-            return
-        try:
-            future = self._launcher.launch(self._spec, incarnation=self._worker.incarnation + 1)
-        except Exception as error:
-            self._down(str(error))
-        else:
-            future.add_done_callback(self._launched)
+        with self._lock:
+            if self._state is SlotState.REMOVED or self._worker is None:
+                return
+            try:
+                self._launch = self._launcher.launch(self._spec, incarnation=self._worker.incarnation + 1)
+            except Exception as error:
+                self._down(str(error))
+                return
+        self._launch.add_done_callback(self._launched)
 
     def _down(self, why: str) -> None:
         with self._lock:

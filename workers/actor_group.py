@@ -376,7 +376,7 @@ class ActorGroup:
 
         def on_reply(reply: Reply) -> None:
             if reply.error is not None and reply.error.died:
-                slot.healthy = False  # before the caller sees the error
+                slot.died()
             elif reply.ok and mark_healthy:
                 slot.healthy = True
             take(result_of(reply))

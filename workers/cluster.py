@@ -112,6 +112,7 @@ class Cluster:
 
         The future ends with the ready worker or raises the last attempt's ``WorkerStartError``, when no process of it
         is left. All attempts together have ``spec.start_timeout_s``. Its callbacks run on the I/O thread.
+        Cancelling it kills what is starting.
         """
         launch = Launch(self._hub, spec, policy or StartPolicy(), incarnation)
         launch.begin()

@@ -139,6 +139,10 @@ class Worker:
         """Make a prepared call. A call may be made to many workers, to each once."""
         self._request(prepared.request_id, prepared.frames, on_reply)
 
+    def try_send(self, prepared: PreparedCall, on_reply: OnReply) -> bool:
+        """Make a prepared call if the worker takes calls; ``False`` if not, and there will be no reply."""
+        return self._accept(prepared.request_id, prepared.frames, on_reply)
+
     def ping(self, on_reply: OnReply) -> int:
         """Ask for ``[phase, request id in progress or None]``; answered even while user code runs."""
         request_id = next_request_id()
@@ -146,18 +150,21 @@ class Worker:
         return request_id
 
     def _request(self, request_id: int, frames: Sequence[Buffer], on_reply: OnReply) -> None:
-        with self._lock:
-            accepted = self._state is WorkerState.READY
-            if accepted:
-                self._pending[request_id] = on_reply
-        if not accepted:
-            if not self._surroundings.io.call_soon(on_reply, self._refusal(request_id)):
-                on_reply(self._refusal(request_id))  # the cluster is closed and its thread has ended
+        if self._accept(request_id, frames, on_reply):
             return
+        if not self._surroundings.io.call_soon(on_reply, self._refusal(request_id)):
+            on_reply(self._refusal(request_id))  # the cluster is closed and its thread has ended
+
+    def _accept(self, request_id: int, frames: Sequence[Buffer], on_reply: OnReply) -> bool:
+        with self._lock:
+            if self._state is not WorkerState.READY:
+                return False
+            self._pending[request_id] = on_reply
         try:
             self._surroundings.send_frames(self.identity, frames)
         except ConnectionClosed:
             self._deliver(self._refusal(request_id))
+        return True
 
     def _refusal(self, request_id: int) -> Reply:
         if self.exit is not None:

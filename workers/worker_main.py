@@ -89,7 +89,7 @@ class Channel:
             self._settings["address"],
             self._settings["identity"].encode(),
             self._on_message,
-            on_disconnected=self._coordinator_ended,
+            on_disconnected=self._disconnected,
         )
         self.send(Kind.HELLO, 0, [context.id, context.pid])
 
@@ -127,6 +127,10 @@ class Channel:
                 waiting.put(message.body)
         else:
             self.requests.put(message)
+
+    def _disconnected(self) -> None:
+        print("the connection to the coordinator is lost, so this worker ends", file=sys.stderr)
+        os.killpg(0, signal.SIGKILL)
 
     def _coordinator_ended(self) -> None:
         # The zygote does the same; this also works when it was killed first, and that works while the GIL is held.

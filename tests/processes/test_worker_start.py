@@ -236,6 +236,15 @@ def test_start_attempts_share_one_deadline(cluster: Cluster, marker: Path) -> No
     assert len(attempts(marker)) == 1 and time.monotonic() - began < 4
 
 
+def test_a_start_that_is_cancelled_leaves_no_process(cluster: Cluster, marker: Path, inbox: Any) -> None:
+    launch = cluster.launch(spec("hangs", marker))
+    (worker,) = cluster.workers
+    worker.on_exit(inbox.put)
+    assert launch.cancel()
+    inbox.wait()
+    assert cluster.workers == ()
+
+
 def wait_for_pause(cluster: Cluster) -> None:
     """Returns when a start was put off: asked again and again on the I/O thread, where that happens."""
     put_off = threading.Event()
