@@ -102,8 +102,16 @@ def test_plain_lines_come_now_and_then() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["0:00", "0:05", "0:10"]
 
 
-def test_the_panel_shows_what_is_asked_of_it() -> None:
-    stream = io.StringIO()
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal: on others nothing is drawn in place."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_panel_shows_what_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
     with LivePanel(stream, "impala on X · 2 learners", StopRule(475.0, 1000)) as panel:
         for step in (100, 500):
             progress = with_episodes(step)
