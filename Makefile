@@ -10,6 +10,8 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 # More options for the job behind a target: make train ARGS="--algo ppo --seed 1", make test ARGS="tests/transport -x"
 ARGS ?=
+# Processes that run tests side by side, each whole files: most tests wait for processes to start. 0: in one process.
+JOBS ?= 2
 
 .PHONY: help train test check format bench clean
 
@@ -20,7 +22,7 @@ train: $(INSTALLED)  ## Train CartPole with 2 learners and 2 env runners: a live
 	$(BIN)/python -m lgroup.train $(ARGS)
 
 test: $(INSTALLED)  ## Run all tests.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: $(INSTALLED)  ## Lint, formatting, types, and which package may import which.
 	$(BIN)/ruff check .
