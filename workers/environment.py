@@ -26,6 +26,16 @@ RENDEZVOUS_PREFIXES = ("TORCHELASTIC_",)
 THREAD_NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+# What a step frees it needs again in the next one. With glibc's defaults gradients go back to the kernel each time and
+# come back as page faults: an update of 67 k parameters took 3.5 ms instead of 2.5 to 3.0. 32 MiB is the most that glibc
+# takes for the mapping threshold.
+MALLOC_DEFAULTS = {
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TOP_PAD_": str(4 << 20),
+}
+
+
 def without_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` without the variables that describe somebody else's process group."""
     return {
@@ -36,9 +46,12 @@ def without_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def zygote_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables the zygote starts with: one thread per maths library, because numpy's import starts one per core
-    otherwise, and a process with threads must not fork."""
-    return without_rendezvous(environment) | dict.fromkeys(THREAD_NAMES, "1")
+    """The variables the zygote starts with, which are read once and so hold for its workers too.
+
+    One thread per maths library, because numpy's import starts one per core otherwise, and a process with threads must
+    not fork; and `MALLOC_DEFAULTS`, where the environment does not say otherwise.
+    """
+    return MALLOC_DEFAULTS | without_rendezvous(environment) | dict.fromkeys(THREAD_NAMES, "1")
 
 
 def worker_environment(environment: Mapping[str, str], *, num_threads: int, extra: Mapping[str, str]) -> dict[str, str]:

@@ -103,7 +103,7 @@ class LearnerHost:
         """Train on this rank's part of an update.
 
         `request` has ``seq``, ``timesteps``, ``kwargs``, ``return_state``, and either ``plan`` and ``columns`` or
-        ``episodes`` and ``cut``; see `lgroup._update_request`.
+        ``episodes`` and ``cut``; see `lgroup._requests`.
         """
         if self._is_void(generation):
             return {"outcome": "void"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lgroup.workers.environment import THREAD_NAMES, worker_environment, zygote_environment
+from lgroup.workers.environment import MALLOC_DEFAULTS, THREAD_NAMES, worker_environment, zygote_environment
 from lgroup.workers.output import KEPT_LINES, MAX_LINE_BYTES, Lines
 from lgroup.workers.seeds import worker_seed
 from lgroup.workers.spec import TRANSITIONS, WorkerSpec, WorkerState, exit_of
@@ -10,7 +10,7 @@ from lgroup.workers.spec import TRANSITIONS, WorkerSpec, WorkerState, exit_of
 
 def test_a_launchers_variables_reach_neither_zygote_nor_worker() -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "x", "TORCHELASTIC_RUN_ID": "y", "HOME": "/h"}
-    assert zygote_environment(environment) == {"HOME": "/h"} | dict.fromkeys(THREAD_NAMES, "1")
+    assert zygote_environment(environment) == {"HOME": "/h"} | MALLOC_DEFAULTS | dict.fromkeys(THREAD_NAMES, "1")
     assert worker_environment(environment, num_threads=2, extra={"MASTER_PORT": "1", "A": "b"}) == {
         "HOME": "/h",
         "A": "b",
@@ -70,3 +70,9 @@ def test_output_without_line_ends_comes_in_pieces_and_only_the_last_lines_are_ke
     assert [len(line) for line in lines.feed(b"x" * (2 * MAX_LINE_BYTES + 1))] == [MAX_LINE_BYTES, MAX_LINE_BYTES]
     lines.feed(b"".join(b"%d\n" % number for number in range(100)))
     assert list(lines.last) == [str(number) for number in range(100 - KEPT_LINES, 100)]
+
+
+def test_workers_keep_freed_memory_unless_the_user_says_otherwise() -> None:
+    name = "MALLOC_TRIM_THRESHOLD_"
+    assert zygote_environment({})[name] == MALLOC_DEFAULTS[name]
+    assert zygote_environment({name: "0"})[name] == "0"
