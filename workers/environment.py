@@ -27,8 +27,8 @@ THREAD_NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "N
 
 
 # What a step frees it needs again in the next one. With glibc's defaults gradients go back to the kernel each time and
-# come back as page faults: an update of 67 k parameters took 3.5 ms instead of 2.5 to 3.0. 32 MiB is the most that glibc
-# takes for the mapping threshold.
+# come back as page faults: an update of 67 k parameters took 3.5 ms instead of 2.5 to 3.0. 32 MiB is the most that
+# glibc takes for the mapping threshold.
 MALLOC_DEFAULTS = {
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
