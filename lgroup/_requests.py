@@ -16,7 +16,7 @@ import cloudpickle
 from lgroup._group_events import Entry, EntryKind, Verdict
 from lgroup.columns import DEFAULT_MODULE_ID, WEIGHTS_SEQ_NO
 from lgroup.data.batch import MultiAgentBatch, take
-from lgroup.data.episode import SingleAgentEpisode
+from lgroup.data.episode import SingleAgentEpisode, shard_episodes
 from lgroup.data.plan import Plan, make_plan
 from lgroup.data.training_data import TrainingData
 from lgroup.learner.seeding import mixed
@@ -109,19 +109,8 @@ class TrainRequest:
             "shuffle": self.cut.shuffle,
             "seed": seed,
         }
-        shards = split_by_steps(self.episodes, world_size)
+        shards = shard_episodes(self.episodes, world_size)
         return [{"episodes": [episode.to_tree() for episode in shard], "cut": cut} for shard in shards]
-
-
-def split_by_steps(episodes: Sequence[Any], world_size: int) -> list[list[Any]]:
-    """Whole episodes, spread so that the ranks' numbers of steps differ as little as that allows (longest first)."""
-    shards: list[list[Any]] = [[] for _ in range(world_size)]
-    loads = [0] * world_size
-    for episode in sorted(episodes, key=len, reverse=True):
-        rank = loads.index(min(loads))
-        shards[rank].append(episode)
-        loads[rank] += len(episode)
-    return shards
 
 
 @dataclass(eq=False, slots=True)
