@@ -19,7 +19,7 @@ help:  ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(INSTALLED)  ## Train CartPole with 2 learners and 2 env runners: a live display, then a summary and a picture in runs/.
-	$(BIN)/python -m lgroup.train $(ARGS)
+	$(BIN)/python -m lgroup.train --env CartPole-v1 --algo impala --num-learners 2 --num-env-runners 2 $(ARGS)
 
 test: $(INSTALLED)  ## Run all tests.
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,13 @@ def test_data_are_read_and_checked_against_the_environment(tmp_path: Path) -> No
     assert load_data(tmp_path / "data.npz", CARTPOLE)["obs"].dtype == np.float32
     with pytest.raises(ConfigError, match="cannot be read"):
         load_data(tmp_path / "nowhere.npz", CARTPOLE)
+
+
+@pytest.mark.parametrize("more", ["", "--algo ppo --seed 1"])
+def test_make_train_gives_the_command_all_that_it_needs(more: str) -> None:
+    root = Path(__file__).parents[2]
+    plan = subprocess.run(["make", "-n", "train", f"ARGS={more}"], cwd=root, capture_output=True, text=True, check=True)
+    command = next(line for line in plan.stdout.splitlines() if "-m lgroup.train" in line)
+    options = parse(shlex.split(command.partition("-m lgroup.train")[2]))
+    assert (options.env, options.num_learners, options.num_env_runners) == ("CartPole-v1", 2, 2)
+    assert options.algo == ("ppo" if more else "impala")
