@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -140,8 +141,12 @@ CHECKS: Mapping[str, Check] = {
     "snapshot_every": NONE | integer(1),
     "max_staleness": NONE | integer(0),
     "on_nonfinite": one_of("skip", "raise"),
+    # callbacks()
+    "on_worker_died": NONE | CALLABLE,
+    "on_worker_restarted": NONE | CALLABLE,
     # debugging()
     "seed": NONE | integer(0),
+    "log_dir": NONE | instance_of("a path", str, os.PathLike),
     # transport()
     "max_bytes_in_flight": integer(1),
 }

@@ -9,7 +9,6 @@ waits for another's I/O.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,15 +20,22 @@ from lgroup._group_events import (
     EntryKind,
     Event,
     Instruction,
+    Interrupt,
     Join,
+    Kill,
     Refuse,
+    Report,
     Send,
+    Start,
     Status,
     Stop,
     Submit,
-    Tick,
+    Verdict,
+    Warn,
 )
-from lgroup._group_state import GroupState, Phase
+from lgroup._group_phases import Phase
+from lgroup._group_state import GroupState
+from lgroup._post_mortem import PostMortems
 from lgroup.errors import LGroupError
 from lgroup.update_result import Lifetime, make_result, state_of
 from lgroup.weights import Weights
@@ -41,11 +47,23 @@ class Learners(Protocol):
     def attach(self, post: Callable[[Event], None]) -> None:
         """Report what happens to `post` from now on."""
 
+    def now(self) -> float:
+        """Monotonic seconds, without those that the coordinator itself was stopped for."""
+
     def join(self, join: Join) -> None:
-        """Have a rank join a generation; it is answered by `Joined` or `JoinFailed`."""
+        """Have a learner join a generation; it is answered by `Joined` or `JoinFailed`."""
 
     def send(self, send: Send) -> None:
-        """Send an entry; each rank's answer is a `Replied`."""
+        """Send an entry; each learner's answer is a `Replied`."""
+
+    def interrupt(self, interrupt: Interrupt) -> None:
+        """Have learners leave a generation's process group at once."""
+
+    def kill(self, kill: Kill) -> None:
+        """End a learner's process; its end is a `WorkerLost`."""
+
+    def start(self, start: Start) -> None:
+        """Fill a slot with a new process; the outcome is a `WorkerReady` or a `StartFailed`."""
 
     def stop(self) -> None:
         """End every process, without waiting."""
@@ -53,19 +71,20 @@ class Learners(Protocol):
     def close(self) -> None:
         """End every process and wait until nothing is left. Any number of times."""
 
-    def names(self) -> list[str]:
-        """Who each rank is, for messages."""
+    def name(self, slot: int) -> str:
+        """Who the learner in a slot is, for messages."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """What `get_stats` says of each learner."""
+        """What `get_stats` says of each slot."""
 
 
 class GroupDriver:
     """Feeds the state machine and carries out what it says."""
 
-    def __init__(self, state: GroupState, learners: Learners) -> None:
+    def __init__(self, state: GroupState, learners: Learners, post_mortems: PostMortems) -> None:
         self.state = state
         self.learners = learners
+        self.post_mortems = post_mortems
         self.lifetime = Lifetime()
         self._lock = threading.Condition(threading.Lock())
         self._outbox: deque[Instruction] = deque()
@@ -81,12 +100,8 @@ class GroupDriver:
     def post(self, event: Event) -> None:
         """Take an event from anywhere, and carry out what follows."""
         with self._lock:
-            self._decided(self.state.handle(event, time.monotonic()))
+            self._decided(self.state.handle(event, self.learners.now()))
         self._carry_out()
-
-    def tick(self) -> None:
-        """Time passed."""
-        self.post(Tick())
 
     def start(self) -> None:
         """Form the first generation and wait until it runs.
@@ -95,10 +110,10 @@ class GroupDriver:
             LGroupError: if it cannot be formed.
         """
         with self._lock:
-            self._decided(self.state.start(time.monotonic()))
+            self._decided(self.state.start(self.learners.now()))
         self._carry_out()
         with self._lock:
-            self._lock.wait_for(lambda: self.state.phase is not Phase.FORMING)
+            self._lock.wait_for(lambda: self.state.is_over or self.state.phase is Phase.RUNNING)
             if self.state.phase is not Phase.RUNNING:
                 raise self.state.cause or LGroupError("the group was shut down while it started")
 
@@ -114,7 +129,7 @@ class GroupDriver:
             Whether the entry was taken, or dropped for good.
         """
         with self._lock:
-            instructions = self.state.handle(Submit(entry, may_wait=wait), time.monotonic())
+            instructions = self.state.handle(Submit(entry, may_wait=wait), self.learners.now())
             if instructions and isinstance(instructions[0], Refuse):
                 return False
             if entry.kind is EntryKind.UPDATE:
@@ -132,7 +147,7 @@ class GroupDriver:
                 self._lock.wait_for(lambda: self._is_open_for(entry))
 
     def _is_open_for(self, entry: Entry) -> bool:
-        return self.state.phase in (Phase.BROKEN, Phase.CLOSED) or self.state.has_room(entry.nbytes)
+        return self.state.is_over or self.state.has_room(entry.nbytes)
 
     def watch_room(self, entry: Entry, callback: Callable[[], None]) -> None:
         """Call `callback` once, from any thread, when there may be room for `entry` (at once if there is)."""
@@ -150,7 +165,7 @@ class GroupDriver:
             self._require_open()
             if on_admission is not None:
                 on_admission()
-            self._decided(self.state.drop_at_the_door(entry, reason, error, time.monotonic()))
+            self._decided(self.state.drop_at_the_door(entry, reason, error, self.learners.now()))
         self._carry_out()
 
     def require_open(self) -> None:
@@ -221,20 +236,36 @@ class GroupDriver:
             self.learners.send(instruction)
         elif isinstance(instruction, Deliver):
             self._deliver(instruction)
-        elif isinstance(instruction, Join):
+        elif isinstance(instruction, Refuse):
+            raise AssertionError("a refusal is the submitter's to see")
+        elif isinstance(instruction, Report):
+            self.post_mortems.write(instruction.incident)
+        elif isinstance(instruction, Warn):
+            self.post_mortems.warn(instruction.text)
+        else:
+            self._command(instruction)
+
+    def _command(self, instruction: Join | Interrupt | Kill | Start | Stop) -> None:
+        if isinstance(instruction, Join):
             self.learners.join(instruction)
-        elif isinstance(instruction, Stop):
+        elif isinstance(instruction, Interrupt):
+            self.learners.interrupt(instruction)
+        elif isinstance(instruction, Kill):
+            self.learners.kill(instruction)
+        elif isinstance(instruction, Start):
+            self.learners.start(instruction)
+        else:
             self.learners.stop()
 
     def _deliver(self, deliver: Deliver) -> None:
         entry, verdict = deliver.entry, deliver.verdict
         request = entry.payload
         if verdict.status is Status.APPLIED:
-            self._publish(entry, verdict.weights_version)
+            self._publish(entry, verdict)
         if entry.kind is not EntryKind.UPDATE:
-            request.future.set_result((entry, verdict))
+            request.future.set_result(verdict)
             return
-        result = make_result(entry, verdict, self.lifetime, self.learners.names)
+        result = make_result(entry, verdict, self.lifetime, self.learners.name)
         quiet = not request.raises or (result.reason == "nonfinite" and not request.raises_nonfinite)
         if not quiet and result.status in ("failed", "dropped") and result.error is not None:
             request.future.set_exception(result.error)
@@ -248,13 +279,13 @@ class GroupDriver:
         with self._lock:
             self.publishes = True
 
-    def _publish(self, entry: Entry, version: int) -> None:
+    def _publish(self, entry: Entry, verdict: Verdict) -> None:
         """Keep the weights that an applied entry brought along. Entries come here in the order of commits."""
         if entry.kind is EntryKind.READ and not entry.payload.publishes:
             return
         # A change brings none, nor does an update whose first learner raised at its end: whoever asks next must wait.
-        state = state_of(entry) if self.publishes else None
-        self.published = None if state is None else Weights(state, version)
+        state = state_of(entry, verdict) if self.publishes else None
+        self.published = None if state is None else Weights(state, verdict.weights_version)
 
     def _call_watchers(self) -> None:
         with self._lock:

@@ -2,28 +2,22 @@
 
 Invariants:
 
-1. `_table` holds exactly the entries that were admitted and have no verdict, in order of admission. Verdicts are given
-   from its head, so results leave in that order and a read never overtakes an update that it must see.
-2. An update is sent to every rank of the generation or to none.
+1. The log's table (`lgroup._group_log`) holds exactly the entries that were admitted and have no verdict, in order of
+   admission. Verdicts are given from its head, so results leave in that order and a read never overtakes an update that
+   it must see.
+2. An update is sent to every member of the generation or to none. Membership changes between generations only.
 3. The ledger's equation holds after every event (`check`).
-4. An entry is applied if any rank decided it: ranks that did not adopt the state of one that did, before the next
-   generation trains. So states are equal at equal positions.
+4. An entry is applied if a learner that is alive decided it and every other one has adopted that state: results leave
+   only then. So states are equal at equal positions.
+5. After a total loss the learners hold the last snapshot, and what was applied since is carried out again, in order.
 
-Phases and what moves between them; anything else is a mistake of the driver and raises::
-
-    FORMING   --(every rank joined)--------------------------> RUNNING
-    FORMING   --(every rank answered, some could not join)---> FORMING      next generation, bounded tries
-    RUNNING   --(a rank raised, or lost its collective)------> SETTLING     nothing more is sent
-    SETTLING  --(every rank answered everything it was sent)-> FORMING      next generation, leader is the furthest rank
-    FORMING | RUNNING | SETTLING --(a rank's process is gone, a deadline passed, no generation forms)--> BROKEN
-    FORMING | RUNNING | SETTLING | BROKEN --(close)----------> CLOSED
+The phases and the ways between them stand in `lgroup._group_phases`; any other step is a mistake and raises.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,44 +29,37 @@ from lgroup._group_events import (
     EntryKind,
     Event,
     Instruction,
+    Interrupt,
     Join,
     Joined,
     JoinFailed,
+    Kill,
     Outcome,
-    RankReply,
     Refuse,
     Replied,
+    Report,
     Send,
+    Start,
+    StartFailed,
     Status,
     Stop,
     Submit,
     Tick,
-    Verdict,
+    Unsendable,
+    Warn,
     WorkerLost,
+    WorkerReady,
 )
+from lgroup._group_log import Log
+from lgroup._group_phases import TRANSITIONS, Phase
+from lgroup._group_slots import RecoveryPolicy, Slots, SlotState
+from lgroup._incidents import Incidents, describe_error, describe_generation
 from lgroup._ledger import Ledger
+from lgroup._liveness import judge
+from lgroup._verdict import Decision, decision_of, first_error
 from lgroup.errors import LGroupError
 
-
-class Phase(enum.Enum):
-    """Where the group is in its life."""
-
-    FORMING = "forming"
-    RUNNING = "running"
-    SETTLING = "settling"
-    BROKEN = "broken"
-    CLOSED = "closed"
-
-
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.FORMING: frozenset({Phase.FORMING, Phase.RUNNING, Phase.BROKEN, Phase.CLOSED}),
-    Phase.RUNNING: frozenset({Phase.SETTLING, Phase.BROKEN, Phase.CLOSED}),
-    Phase.SETTLING: frozenset({Phase.FORMING, Phase.BROKEN, Phase.CLOSED}),
-    Phase.BROKEN: frozenset({Phase.CLOSED}),
-    Phase.CLOSED: frozenset(),
-}
-
-#: How often an undecided generation, or an update that every rank merely lost, is tried again.
+#: How often a generation that does not form, or an entry that every learner merely lost, is tried again.
 MAX_TRIES = 3
 
 
@@ -85,27 +72,40 @@ class Room:
 
 
 class GroupState:
-    """The group's phase, generation, table of requests and ledger."""
+    """The group's phase, generation, slots, log and ledger.
 
-    def __init__(self, world_size: int, room: Room, update_timeout_s: float) -> None:
-        self.world_size = world_size
+    Args:
+        num_learners: Slots, all of them filled.
+        room: How much may be in flight.
+        policy: What is done about losses.
+        snapshot_payload: The payload of the reads that take snapshots; None: there are none, a total loss is the end.
+    """
+
+    def __init__(
+        self, num_learners: int, room: Room, policy: RecoveryPolicy | None = None, snapshot_payload: Any = None
+    ) -> None:
         self.room = room
-        self.update_timeout_s = update_timeout_s
+        self.policy = policy or RecoveryPolicy()
         self.phase = Phase.FORMING
         self.generation = 0
         self.weights_version = 0
         self.ledger = Ledger()
+        self.log = Log(self.policy.max_kept_bytes)
+        self.slots = Slots(num_learners, self.policy)
+        self.incidents = Incidents()
         self.cause: Exception | None = None
         #: Applied updates by how many commits lay between the weights their data was sampled under and their own.
         self.staleness: Counter[int] = Counter()
-        self._table: dict[int, Entry] = {}
+        self._snapshot_payload = snapshot_payload
+        self._snapshot_asked = False
         self._seq = 0
         self._number = 0
         self._joins: dict[int, Joined | JoinFailed] = {}
-        self._lead, self._behind = 0, tuple(range(1, world_size))
+        self._target = -1  # position that the generation begins at
         self._tries_to_form = 0
-        self._tries_of_head = 0
+        self._interrupted = False
         self._waiting_since = 0.0
+        self._lost_here: dict[int, tuple[bool, Exception]] = {}  # members lost in this generation: own doing, cause
         self._out: list[Instruction] = []
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -113,7 +113,10 @@ class GroupState:
             Joined: self._on_join,
             JoinFailed: self._on_join,
             Replied: self._on_reply,
+            Unsendable: self._on_unsendable,
             WorkerLost: self._on_worker_lost,
+            WorkerReady: self._on_worker_ready,
+            StartFailed: self._on_start_failed,
             Tick: self._on_tick,
             Close: self._on_close,
         }
@@ -123,22 +126,27 @@ class GroupState:
     @property
     def in_flight(self) -> int:
         """Admitted updates without a verdict."""
-        return sum(entry.kind is EntryKind.UPDATE for entry in self._table.values())
+        return sum(1 for _ in self.log.updates())
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of data of the admitted updates without a verdict."""
-        return sum(entry.nbytes for entry in self._table.values() if entry.kind is EntryKind.UPDATE)
+        return sum(entry.nbytes for entry in self.log.updates())
 
     @property
     def in_flight_env_steps(self) -> int:
         """Env steps of the admitted updates without a verdict."""
-        return sum(entry.env_steps for entry in self._table.values() if entry.kind is EntryKind.UPDATE)
+        return sum(entry.env_steps for entry in self.log.updates())
 
     @property
     def num_outstanding(self) -> int:
-        """Requests of any kind without a verdict."""
-        return len(self._table)
+        """Requests of callers without a verdict."""
+        return sum(entry.kind is not EntryKind.SNAPSHOT for entry in self.log.table.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the group will never run again."""
+        return self.phase in (Phase.BROKEN, Phase.CLOSED)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether an update of `nbytes` would be admitted now."""
@@ -154,16 +162,19 @@ class GroupState:
             AssertionError: naming what does not hold.
         """
         self.ledger.check(self.in_flight, self.in_flight_env_steps)
-        numbers = list(self._table)
-        assert numbers == sorted(set(numbers)), f"table out of order: {numbers}"
+        self.log.check()
+        self.slots.check()
         assert self.in_flight <= self.room.max_updates, "more updates in flight than there is room for"
-        if self.phase in (Phase.BROKEN, Phase.CLOSED):
-            assert not self._table, f"{self.phase.value} with {len(self._table)} entries pending"
+        if self.is_over:
+            assert not self.log.table, f"{self.phase.value} with {len(self.log.table)} entries pending"
+        if self.phase is Phase.RUNNING:
+            positions = {self.slots[slot].position is None for slot in self.slots.live}
+            assert positions == {False}, "running without members, or with one that holds nothing"
 
     # The one door for events
 
     def start(self, now: float) -> list[Instruction]:
-        """Form the first generation: every rank adopts rank 0's state."""
+        """Form the first generation: every learner adopts the first one's state."""
         self._now = now
         self._form()
         return self._take()
@@ -178,7 +189,7 @@ class GroupState:
         """Account for an update that is dropped before admission for a reason outside this machine."""
         self._now = now
         self._number_update(entry)
-        self._drop(entry, reason, error)
+        self._deliver(entry, Decision(Status.DROPPED, reason, error))
         return self._take()
 
     def _take(self) -> list[Instruction]:
@@ -201,13 +212,13 @@ class GroupState:
                 self._out.append(Refuse(entry))
                 return
             self._number_update(entry)
-            self._drop(entry, "queue_full")
+            self._deliver(entry, Decision(Status.DROPPED, "queue_full"))
             return
         self._admit(entry)
         if self.phase is Phase.BROKEN:
             self._give_up()
-        elif self.phase is Phase.RUNNING:
-            self._send(entry)
+        else:
+            self._flush()
 
     def _number_update(self, entry: Entry) -> None:
         self._seq += 1
@@ -219,203 +230,417 @@ class GroupState:
             self._number_update(entry)
         entry.number = self._number
         self._number += 1
-        if not self._table:
+        if not self.log.table:
             self._waiting_since = self._now
-        self._table[entry.number] = entry
+        self.log.table[entry.number] = entry
+
+    # Sending
+
+    def _flush(self) -> None:
+        """Send what this generation was not sent yet, in order."""
+        if self.phase is not Phase.RUNNING:
+            return
+        version = self.weights_version  # at the latest, when the entry's turn comes
+        for place, entry in enumerate(self.log.pending()):
+            if entry.doom is not None:
+                continue  # its verdict waits for those before it
+            if entry.sent_in != self.generation:
+                if self._is_stale(entry, version):
+                    if place == 0:
+                        self._drop_stale(entry)
+                    return  # it waits for its turn: some update before it may fail
+                self._send(entry)
+            version += entry.number in self.log.table and entry.kind is EntryKind.UPDATE
+
+    def _is_stale(self, entry: Entry, version: int) -> bool:
+        limit = self.policy.max_staleness
+        if limit is None or entry.sampled_version is None or entry.number in self.log.replays:
+            return False
+        return version - entry.sampled_version > limit
+
+    def _drop_stale(self, entry: Entry) -> None:
+        self._pop(entry)
+        self._deliver(entry, Decision(Status.DROPPED, "stale"))
+        self._flush()
 
     def _send(self, entry: Entry) -> None:
-        entry.replies.clear()
+        members = self.slots.members
+        entry.replies = {}
         entry.sent_in = self.generation
-        self._out.append(Send(entry, self._targets(entry), self.generation))
+        entry.sent_to = members[:1] if entry.one_learner else members
+        self._out.append(Send(entry, entry.sent_to, self.generation, members))
 
-    def _targets(self, entry: Entry) -> tuple[int, ...]:
-        return tuple(range(self.world_size)) if entry.only_rank is None else (entry.only_rank,)
-
-    # Verdicts
-
-    def _verdict(self, status: Status, reason: str | None = None, error: Any = None) -> Verdict:
-        return Verdict(status, reason, error, self.weights_version, self.generation)
-
-    def _drop(self, entry: Entry, reason: Any, error: Any = None) -> None:
-        self.ledger.drop(reason, entry.env_steps)
-        self._out.append(Deliver(entry, self._verdict(Status.DROPPED, reason, error)))
-
-    def _fail(self, entry: Entry, reason: Any, error: Any) -> None:
-        if entry.kind is EntryKind.UPDATE:
-            self.ledger.fail(reason, entry.env_steps)
-        self._out.append(Deliver(entry, self._verdict(Status.FAILED, reason, error)))
-
-    def _decide(self, entry: Entry, error: Any = None) -> None:
-        """Deliver an entry that at least one rank decided."""
-        outcomes = {reply.outcome for reply in entry.replies.values()}
-        if Outcome.NONFINITE in outcomes:
-            self._fail(entry, "nonfinite", error)
+    def _on_unsendable(self, event: Unsendable) -> None:
+        entry = self.log.find(event.number)
+        if entry is None or entry.sent_in != event.generation:
             return
-        if Outcome.READ_RAISED in outcomes:
-            self._fail(
-                entry, "user_error", next(r.body for r in entry.replies.values() if r.outcome is Outcome.READ_RAISED)
-            )
-            return
-        status = Status.APPLIED if Outcome.APPLIED in outcomes else Status.NOOP
-        if entry.kind is EntryKind.UPDATE:
-            # Decided by every rank, with nothing to train: the data was taken, the weights are what they were.
-            self.ledger.apply(entry.env_steps)
-            if status is Status.APPLIED:
-                if entry.sampled_version is not None:
-                    self.staleness[self.weights_version - entry.sampled_version] += 1
-                self.weights_version += 1
-        self._out.append(Deliver(entry, self._verdict(status, error=error)))
+        entry.sent_to, entry.doom = (), ("user_error", event.error)
+        self._deliver_decided()
+        self._settle_if_answered()
 
-    def _answered(self, entry: Entry) -> bool:
-        return len(entry.replies) == len(self._targets(entry))
-
-    # Replies
+    # Replies and verdicts
 
     def _on_reply(self, event: Replied) -> None:
         if event.generation != self.generation or self.phase not in (Phase.RUNNING, Phase.SETTLING):
             return
-        entry = self._table.get(event.number)
-        if entry is None or entry.sent_in != self.generation or event.rank in entry.replies:
-            raise AssertionError(f"rank {event.rank} answered entry {event.number}, which it was not asked")
-        entry.replies[event.rank] = event.reply
-        if self.phase is Phase.RUNNING and event.reply.outcome in (Outcome.RAISED, Outcome.LOST):
+        entry, slot = self.log.find(event.number), event.slot
+        if entry is None or entry.sent_in != self.generation or slot in entry.replies or slot not in entry.sent_to:
+            raise AssertionError(f"learner {slot} answered entry {event.number}, which it was not asked")
+        entry.replies[slot] = event.reply
+        if entry.in_log and event.reply.outcome in DECIDED:
+            self.slots.decided(slot, entry.number)
+        if self.phase is Phase.RUNNING and event.reply.outcome not in DECIDED:
             self._move(Phase.SETTLING)
         self._deliver_decided()
-        if self.phase is Phase.SETTLING and all(self._answered(entry) for entry in self._sent()):
-            self._settle()
-
-    def _sent(self) -> list[Entry]:
-        """Entries that this generation's ranks have been sent; what came while it settles was not."""
-        return [entry for entry in self._table.values() if entry.sent_in == self.generation]
-
-    def _pop(self, entry: Entry) -> Entry:
-        self._waiting_since = self._now
-        return self._table.pop(entry.number)
+        self._settle_if_answered()
 
     def _deliver_decided(self) -> None:
-        """Deliver from the head of the table while every rank asked has decided."""
-        for entry in list(self._table.values()):
-            if not self._answered(entry) or not all(r.outcome in DECIDED for r in entry.replies.values()):
-                return
-            self._decide(self._pop(entry))
+        """Deliver from the head of the log while every learner asked has decided, or nothing can help any more."""
+        for entry in self.log.pending():
+            if entry.doom is not None:
+                self._conclude(entry, Decision(Status.FAILED, *entry.doom))
+            elif self._is_decided(entry):
+                self._conclude(entry, decision_of(entry))
+            else:
+                break
+        self._flush()  # a snapshot may be due, and what waited for its turn may have it now
 
-    # Settling: every rank has left its process group and answered everything
+    def _is_decided(self, entry: Entry) -> bool:
+        if entry.sent_in != self.generation:
+            return False
+        # A dead learner's answer to a question is needed, its decision of an update is not.
+        asked = [s for s in entry.sent_to if s in self.slots.live] if entry.in_log else entry.sent_to
+        replies = entry.replies
+        return bool(asked) and all(slot in replies and replies[slot].outcome in DECIDED for slot in asked)
+
+    def _pop(self, entry: Entry) -> bool:
+        self._waiting_since = self._now
+        return self.log.take(entry)
+
+    def _conclude(self, entry: Entry, decision: Decision) -> None:
+        """Give an entry of the log its verdict."""
+        was_replay = self._pop(entry)
+        if entry.kind is EntryKind.SNAPSHOT:
+            self._take_snapshot(entry, decision)
+            return
+        if was_replay:
+            if decision.status is not Status.APPLIED:
+                self._roll_back(entry)
+        else:
+            self._deliver(entry, decision)
+        if decision.status is Status.APPLIED and entry.in_log and self._snapshot_payload is not None:
+            self.log.keep(entry)
+            self._ask_for_snapshot()
+
+    def _deliver(self, entry: Entry, decision: Decision) -> None:
+        """Enter a verdict in the ledger and have the caller told."""
+        if entry.kind is EntryKind.UPDATE:
+            if decision.status is Status.DROPPED:
+                self.ledger.drop(decision.reason, entry.env_steps)  # type: ignore[arg-type]
+            elif decision.status is Status.FAILED:
+                self.ledger.fail(decision.reason, entry.env_steps)  # type: ignore[arg-type]
+            else:
+                # Decided by all, with nothing to train: the data was taken, the weights are what they were.
+                self.ledger.apply(entry.env_steps)
+                if decision.status is Status.APPLIED:
+                    if entry.sampled_version is not None:
+                        self.staleness[self.weights_version - entry.sampled_version] += 1
+                    self.weights_version += 1
+        replies = {slot: entry.replies[slot] for slot in entry.sent_to if slot in entry.replies}
+        self._out.append(Deliver(entry, decision.verdict(self.weights_version, self.generation, replies)))
+
+    # Snapshots
+
+    def _ask_for_snapshot(self) -> None:
+        due = self.log.num_kept_updates >= self.policy.snapshot_every or self.log.is_half_full
+        if due and not self._snapshot_asked and not self.is_over:
+            self._snapshot_asked = True
+            self._admit(Entry(EntryKind.SNAPSHOT, self._snapshot_payload, one_learner=True))
+
+    def _take_snapshot(self, entry: Entry, decision: Decision) -> None:
+        self._snapshot_asked = False
+        if decision.status is Status.APPLIED:
+            # Asked again in a later generation, it holds what that one began with, too.
+            position = max(entry.number, self._target)
+            self.log.snapshot_taken(next(iter(entry.replies.values())).body["value"], position)
+        elif decision.reason == "user_error":
+            self._snapshot_payload = None
+            self.log.forget_all()
+            why = describe_error(decision.error)
+            self._out.append(Warn(f"no snapshots can be taken, so that the death of all learners is the end: {why}"))
+
+    def _roll_back(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.UPDATE:
+            self.ledger.roll_back(entry.env_steps)
+        self.incidents.note(f"{entry}, applied before, is rolled back")
+
+    # Settling: nothing more is sent, every member left answers everything it was sent
+
+    def _sent(self) -> list[Entry]:
+        """Entries that this generation's members have been sent; what came while it settles was not."""
+        return [entry for entry in self.log.pending() if entry.sent_in == self.generation]
+
+    def _owing(self, entry: Entry) -> list[int]:
+        return [slot for slot in entry.sent_to if slot not in entry.replies and slot in self.slots.live]
+
+    def _settle_if_answered(self) -> None:
+        if self.phase is Phase.SETTLING and not any(self._owing(entry) for entry in self._sent()):
+            self._settle()
 
     def _settle(self) -> None:
-        positions = self._positions()
-        furthest = max(positions.values())
-        self._lead = min(rank for rank, position in positions.items() if position == furthest)
-        self._behind = tuple(rank for rank, position in positions.items() if position < furthest)
-        undecided = []
-        for entry in self._sent():
-            if entry.kind is EntryKind.READ:
-                continue  # asked again: it changes nothing, and must see what was before it
-            if entry.number <= furthest:
-                self._decide(self._pop(entry), _first_error(entry))
-            else:
-                undecided.append(entry)
-        if undecided:
-            self._settle_head(undecided[0])
-        self._move(Phase.FORMING)
-        self._form()
+        furthest = self.slots.furthest
+        undecided = [e for e in self._sent() if not e.in_log or furthest is None or e.number > furthest]
+        for number, why in self._blamed(undecided).items():
+            self._interrupted_by_death(self.log.find(number), *why)
+        head = next((entry for entry in undecided if entry.in_log), None)
+        if head is not None and head.doom is None:
+            error = first_error(head)
+            if error is not None:
+                head.doom = ("user_error", error)
+            elif not self._lost_here and head.replies:
+                self._merely_lost(head)
+        self._deliver_decided()
+        self._regroup()
 
-    def _positions(self) -> dict[int, int]:
-        """Each rank's last decided entry of the log; what all decided is no longer in the table and counts as -1."""
-        positions = dict.fromkeys(range(self.world_size), -1)
-        for entry in self._sent():
-            for rank, reply in entry.replies.items():
-                if entry.kind is not EntryKind.READ and reply.outcome in DECIDED:
-                    positions[rank] = entry.number
-        return positions
+    def _blamed(self, undecided: list[Entry]) -> dict[int, tuple[bool, Exception]]:
+        """The entries that members died in: what each had been sent and not answered, the first of it."""
+        found: dict[int, tuple[bool, Exception]] = {}
+        for slot, (own, cause) in self._lost_here.items():
+            at = next((e for e in undecided if slot in e.sent_to and slot not in e.replies), None)
+            if at is not None:
+                own_before, first_cause = found.get(at.number, (False, cause))
+                found[at.number] = (own or own_before, first_cause)
+        return found
 
-    def _settle_head(self, entry: Entry) -> None:
-        """The first entry of the log that no rank decided: it raised somewhere, or all lost their collective."""
-        error = _first_error(entry)
-        if error is not None:
-            self._fail(self._pop(entry), "user_error", error)
-            self._tries_of_head = 0
-            return
-        self._tries_of_head += 1
-        if self._tries_of_head >= MAX_TRIES:
-            lost = next(reply.body for reply in entry.replies.values() if reply.outcome is Outcome.LOST)
-            self._fail(self._pop(entry), "worker_died", lost)
-            self._tries_of_head = 0
+    def _interrupted_by_death(self, entry: Entry | None, own: bool, cause: Exception) -> None:
+        assert entry is not None
+        entry.interruptions += 1
+        entry.own_deaths += own
+        retries = self.policy.update_retries
+        if entry.interruptions > retries:
+            reason = "poison" if entry.own_deaths > retries else "worker_died"
+            entry.doom = (reason, cause)
+            self.incidents.note(f"{entry} fails ({reason}): learners died {entry.interruptions} times in it")
+        else:
+            self.incidents.note(f"{entry} is tried again")
+
+    def _merely_lost(self, head: Entry) -> None:
+        head.losses += 1
+        if head.losses >= MAX_TRIES:
+            lost = next((r.body for r in head.replies.values() if r.outcome is Outcome.LOST), None)
+            head.doom = ("worker_died", lost or {"type": "CollectiveLost", "message": "no collective", "traceback": ""})
 
     # Forming
 
-    def _form(self) -> None:
-        self.generation += 1
-        self._joins = {}
-        self._waiting_since = self._now
-        self._out += [Join(rank, self.generation, self._lead, self._behind) for rank in range(self.world_size)]
-
-    def _on_join(self, event: Joined | JoinFailed) -> None:
-        if event.generation != self.generation or self.phase is not Phase.FORMING:
-            return
-        self._joins[event.rank] = event
-        if len(self._joins) < self.world_size:
-            return
-        failed = [join for join in self._joins.values() if isinstance(join, JoinFailed)]
-        if failed:
-            self._tries_to_form += 1
-            if self._tries_to_form >= MAX_TRIES:
-                first = min(failed, key=lambda join: (join.lost, join.rank))
-                self._break(LGroupError(f"rank {first.rank} could not join its process group: {first.error}"))
-                return
+    def _regroup(self) -> None:
+        """Go on with whoever is up, or wait for more."""
+        if self.slots.enough():
             self._move(Phase.FORMING)
             self._form()
+        elif not self.slots.can_become_enough():
+            self._end()
+        elif self.phase is not Phase.WAITING:
+            self._move(Phase.WAITING)
+            self._lost_here = {}
+            self.incidents.note(f"the group waits for replacements: min_learners={self.policy.min_learners}")
+
+    def _form(self) -> None:
+        self.generation += 1
+        self._joins, self._lost_here, self._interrupted = {}, {}, False
+        self._waiting_since = self._now
+        furthest = self.slots.furthest
+        members = self.slots.form()
+        snapshot = None
+        if furthest is None:
+            snapshot = self._rewind()
+            lead, self._target = members[0], self.log.snapshot_position
+        else:
+            lead, self._target = self.slots.at(furthest)[0], furthest
+        behind = tuple(slot for slot in members if slot != lead and self.slots[slot].position != furthest)
+        if furthest is None:
+            behind = tuple(slot for slot in members if slot != lead)
+        self._out += [
+            Join(slot, self.generation, members, lead, behind, snapshot if slot == lead else None) for slot in members
+        ]
+
+    def _rewind(self) -> Any:
+        """Nobody holds the log any more: go back to the snapshot, and carry out again what came after it."""
+        for entry in self.log.rewind():
+            self._roll_back(entry)
+        if self.log.replays:
+            self.incidents.note(f"back to the last snapshot; {len(self.log.replays)} entries are carried out again")
+        return self.log.snapshot
+
+    def _on_join(self, event: Joined | JoinFailed) -> None:
+        slot = event.slot
+        if event.generation != self.generation or self.phase is not Phase.FORMING or slot not in self.slots.live:
             return
+        self._joins[slot] = event
+        if isinstance(event, Joined):
+            self.slots[slot].position = self._target
+        self._begin_if_joined()
+
+    def _begin_if_joined(self) -> None:
+        live = self.slots.live
+        if any(slot not in self._joins for slot in live):
+            return
+        failed = [join for slot in live if isinstance(join := self._joins[slot], JoinFailed)]
+        if not failed and len(live) == len(self.slots.members):
+            self._begin()
+            return
+        if not self._lost_here:
+            self._tries_to_form += 1
+        if self._tries_to_form >= MAX_TRIES:
+            first = min(failed, key=lambda join: (join.lost, join.slot))
+            self._break(LGroupError(f"rank {first.slot} could not join its process group: {first.error}"))
+            return
+        self._regroup()
+
+    def _begin(self) -> None:
+        """Every member joined: deliver what the leader had decided, go on with the rest."""
         self._tries_to_form = 0
-        self._behind = ()
         self._move(Phase.RUNNING)
         self._waiting_since = self._now
-        for entry in self._table.values():
-            self._send(entry)
+        self._close_incident()
+        for entry in self.log.pending():
+            if entry.in_log and entry.number <= self._target:
+                self._conclude(entry, Decision(Status.FAILED, *entry.doom) if entry.doom else decision_of(entry))
+        if self.slots.ready:
+            self._grow()
+        else:
+            self._deliver_decided()
 
-    # The end
+    def _grow(self) -> None:
+        """A replacement is up: take it in behind what was sent."""
+        self._move(Phase.SETTLING)
+        self._settle_if_answered()
+
+    # Coming and going
+
+    def _on_worker_ready(self, event: WorkerReady) -> None:
+        if self.is_over:
+            self._out.append(Kill(event.slot, "the group is over"))
+            return
+        self.slots.came_up(event.slot)
+        if self.phase is Phase.RUNNING:
+            self._grow()
+        elif self.phase is Phase.WAITING:
+            self._regroup()
+
+    def _on_start_failed(self, event: StartFailed) -> None:
+        if self.is_over:
+            return
+        self._start_again(
+            event.slot,
+            self.slots.did_not_start(event.slot, self._now, event.error, permanent=event.permanent),
+        )
+        self._out.append(Warn(f"learner {event.slot} could not be started: {event.error}"))
+        self._end_if_hopeless()
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
-        if self.phase not in (Phase.BROKEN, Phase.CLOSED):
-            self._break(event.cause)
+        if self.is_over:
+            return
+        slot, was = event.slot, self.slots[event.slot]
+        blame, was_member = was.blame, was.state is SlotState.MEMBER
+        self.incidents.lost(event, self.slots.rank(slot), self.generation, [str(e) for e in self._sent()])
+        own = event.own or (blame is not None and blame.own)
+        self._start_again(slot, self.slots.lost(slot, self._now))
+        if was_member:
+            self._lost_here[slot] = (own, event.cause)
+            self._leave_collective()
+        self._after_a_loss(was_member)
+        if self.phase is Phase.RUNNING:
+            self._close_incident()  # it was not in the generation yet: nothing follows
+
+    def _close_incident(self) -> None:
+        members = () if self.is_over else self.slots.members
+        incident = self.incidents.over(describe_generation(self.generation, members))
+        if incident is not None:
+            self._out.append(Report(incident))
+
+    def _leave_collective(self) -> None:
+        if self.slots.live:
+            self._out.append(Interrupt(self.slots.live, self.generation))
+
+    def _after_a_loss(self, was_member: bool) -> None:
+        if self.phase is Phase.RUNNING and was_member:
+            self._move(Phase.SETTLING)
+            self._deliver_decided()
+        if self.phase is Phase.SETTLING:
+            self._deliver_decided()
+            self._settle_if_answered()
+        elif self.phase is Phase.FORMING and was_member:
+            self._begin_if_joined()
+        self._end_if_hopeless()
+
+    def _start_again(self, slot: int, delay_s: float | None) -> None:
+        if delay_s is not None:
+            self._out.append(Start(slot, delay_s))
+        else:
+            self.incidents.note(f"learner {slot} is not started again")
+
+    def _end_if_hopeless(self) -> None:
+        if self.phase is Phase.WAITING and not self.slots.can_become_enough():
+            self._end()
+
+    def _end(self) -> None:
+        policy = self.policy
+        self._break(self.incidents.the_end(self.slots.why_gone, policy.min_learners, policy.restart))
+
+    # Time
 
     def _on_tick(self, event: Tick) -> None:
-        idle = self.generation == 0 or (self.phase is Phase.RUNNING and not self._table)
-        if idle or self.phase in (Phase.BROKEN, Phase.CLOSED):
+        if self.is_over or self.generation == 0:
             return
-        if self._now - self._waiting_since <= self.update_timeout_s:
-            return
+        owing, what = self._first_in_line()
+        judgement = judge(
+            {slot: look for slot, look in event.looks.items() if slot in self.slots.up},
+            owing,
+            waited_s=self._now - self._waiting_since,
+            limits=self.policy.limits,
+            what=what,
+            interrupted=self._interrupted,
+        )
+        for slot, blame in judgement.kill.items():
+            if self.slots[slot].blame is None:
+                self.slots[slot].blame = blame
+                self._out.append(Kill(slot, blame.reason, dump=self.slots.up))
+        if judgement.interrupt:
+            self._interrupted = True
+            self._leave_collective()
+
+    def _first_in_line(self) -> tuple[list[int], str]:
+        """Who has not done yet what the group waits for, and what that is."""
         if self.phase is Phase.FORMING:
-            answered, what = set(self._joins), "join their process group"
-        else:
-            late = next(entry for entry in self._sent() if not self._answered(entry))
-            answered, what = set(late.replies), f"answer the {late.kind.value} that they were sent"
-        silent = sorted(set(range(self.world_size)) - answered)
-        self._break(LGroupError(f"ranks {silent} did not {what} within update_timeout_s={self.update_timeout_s:g}"))
+            return [slot for slot in self.slots.live if slot not in self._joins], "join its process group"
+        for entry in self._sent():
+            if owing := self._owing(entry):
+                return owing, f"answer {entry}"
+        return [], ""
+
+    # The end
 
     def _break(self, cause: Exception) -> None:
         self.cause = cause
         self._move(Phase.BROKEN)
         self._give_up()
+        self._close_incident()
         self._out.append(Stop(cause))
 
     def _give_up(self) -> None:
-        for entry in list(self._table.values()):
-            self._fail(self._pop(entry), "worker_died", self.cause)
+        for entry in list(self.log.table.values()):
+            self._pop(entry)
+            if entry.kind is not EntryKind.SNAPSHOT:
+                self._deliver(entry, Decision(Status.FAILED, "worker_died", self.cause))
 
     def _on_close(self, event: Close) -> None:
         if self.phase is Phase.CLOSED:
             return
         self._move(Phase.CLOSED)
-        for entry in list(self._table.values()):
+        for entry in list(self.log.table.values()):
             self._pop(entry)
             if entry.kind is EntryKind.UPDATE:
-                self._drop(entry, "shutdown")
-            else:
-                self._fail(entry, "shutdown", None)
+                self._deliver(entry, Decision(Status.DROPPED, "shutdown"))
+            elif entry.kind is not EntryKind.SNAPSHOT:
+                self._deliver(entry, Decision(Status.FAILED, "shutdown"))
         self._out.append(Stop(None))
-
-
-def _first_error(entry: Entry) -> Any:
-    """What the lowest rank that raised says of it; None if nobody raised."""
-    replies: Iterable[tuple[int, RankReply]] = sorted(entry.replies.items())
-    return next((reply.body for _, reply in replies if reply.outcome is Outcome.RAISED), None)

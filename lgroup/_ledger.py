@@ -69,6 +69,12 @@ class Ledger:
         self.updates.failed[reason] += 1
         self.env_steps.failed[reason] += env_steps
 
+    def roll_back(self, env_steps: int) -> None:
+        """An applied update is lost: every learner died, and it could not be carried out again."""
+        for account, amount in ((self.updates, 1), (self.env_steps, env_steps)):
+            account.applied -= amount
+            account.failed["rolled_back"] += amount
+
     def dropped_env_steps(self) -> int:
         """Env steps dropped so far, over all reasons."""
         return sum(self.env_steps.dropped.values())

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
-from lgroup._group_events import Event, Join, Joined, JoinFailed, Outcome, RankReply, Replied, Send
+from lgroup._group_events import (
+    Event,
+    Interrupt,
+    Join,
+    Joined,
+    JoinFailed,
+    Kill,
+    Outcome,
+    RankReply,
+    Replied,
+    Send,
+    Start,
+)
 from lgroup._replies import read_answer
 from lgroup._requests import over_the_wire
 from lgroup.learner.host import LearnerHost, describe
@@ -31,14 +44,18 @@ class LocalLearners:
         """Report answers to `post`."""
         self._post = post
 
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
     def join(self, join: Join) -> None:
         """Enter the group of one."""
         try:
-            self.host.join(join.generation, join.rank, 1, join.lead, join.behind, timeout_s=1.0)
+            self.host.join(join.generation, join.rank, 1, join.lead, join.behind, join.snapshot)
         except Exception as error:
-            self._post(JoinFailed(join.rank, join.generation, describe(error)))
+            self._post(JoinFailed(join.slot, join.generation, describe(error)))
             return
-        self._post(Joined(join.rank, join.generation))
+        self._post(Joined(join.slot, join.generation))
 
     def send(self, send: Send) -> None:
         """Carry the entry out."""
@@ -56,15 +73,26 @@ class LocalLearners:
             return
         self._post(Replied(0, send.generation, send.entry.number, reply))
 
+    def interrupt(self, interrupt: Interrupt) -> None:
+        """There are no peers to wait for."""
+
+    def kill(self, kill: Kill) -> None:
+        """The learner is the coordinator: it cannot be ended without it."""
+        raise AssertionError("the local learner was judged, and it has no process of its own")
+
+    def start(self, start: Start) -> None:
+        """It cannot be started again either."""
+        raise AssertionError("the local learner was lost, and it has no process of its own")
+
     def stop(self) -> None:
         """Nothing runs here."""
 
     def close(self) -> None:
         """Nothing is open here."""
 
-    def names(self) -> list[str]:
+    def name(self, slot: int) -> str:
         """Who the learner is."""
-        return [f"the local learner (pid {os.getpid()})"]
+        return f"the local learner (pid {os.getpid()})"
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for `get_stats`."""

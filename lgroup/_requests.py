@@ -20,6 +20,7 @@ from lgroup.data.episode import SingleAgentEpisode, shard_episodes
 from lgroup.data.plan import Plan, make_plan
 from lgroup.data.training_data import TrainingData
 from lgroup.learner.seeding import mixed
+from lgroup.learner.state_tree import copy_tree
 from lgroup.transport import Kind, Message, decode, encode
 from lgroup.update_result import UpdateFuture
 
@@ -118,7 +119,8 @@ class ChangeRequest:
     """A call that may change the learners' state: the same for every rank."""
 
     ask: Ask
-    future: Future[tuple[Entry, Verdict]] = field(default_factory=Future)
+    nbytes: int = 0  # of what it carries
+    future: Future[Verdict] = field(default_factory=Future)
 
     def asks(self, entry: Entry, world_size: int) -> Sequence[Ask]:
         """The same call for every rank."""
@@ -127,13 +129,15 @@ class ChangeRequest:
     @classmethod
     def calling(cls, function: Any, kwargs: Mapping[str, Any]) -> ChangeRequest:
         """Have every learner call ``function(learner, **kwargs)``. Raises whatever pickling them raises."""
-        return cls(Ask("change", (cloudpickle.dumps((function, dict(kwargs))),), data_only=False))
+        call = cloudpickle.dumps((function, dict(kwargs)))
+        return cls(Ask("change", (call,), data_only=False), nbytes=len(call))
 
     @classmethod
     def setting_state(cls, state: Mapping[str, Any]) -> ChangeRequest:
         """Have every learner take over `state` or the parts that are in it. Raises TypeError if it cannot be sent."""
+        state = copy_tree(dict(state))  # it may be sent again, long after this call
         encode(Message(Kind.CALL, 0, state))  # raises here what would fail when it is sent
-        return cls(Ask("set_state", (state,), data_only=False))
+        return cls(Ask("set_state", (state,), data_only=False), nbytes=tree_nbytes(state))
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +147,7 @@ class ReadRequest:
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     publishes: bool = False  # whether the answer is weights to be kept as the last committed ones
-    future: Future[tuple[Entry, Verdict]] = field(default_factory=Future)
+    future: Future[Verdict] = field(default_factory=Future)
 
     def asks(self, entry: Entry, world_size: int) -> Sequence[Ask]:
         """The same question for every rank."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgroup._group_state import GroupState, Phase
+from lgroup._group_state import GroupState
 
 
 def group_stats(state: GroupState) -> dict[str, Any]:
     """The group's counters, see `LearnerGroup.get_stats`."""
-    broken = state.phase in (Phase.BROKEN, Phase.CLOSED)
     return {
         "learner_group_ts_dropped_lifetime": state.ledger.dropped_env_steps(),
         "actor_manager_num_outstanding_async_reqs": state.num_outstanding,
@@ -19,8 +18,9 @@ def group_stats(state: GroupState) -> dict[str, Any]:
         "weights_version": state.weights_version,
         "generation": state.generation,
         "phase": state.phase.value,
-        "num_healthy_learners": 0 if broken else state.world_size,
-        "num_restarts": 0,
+        "num_healthy_learners": 0 if state.is_over else len(state.slots.up),
+        "num_restarts": state.slots.num_restarts,
+        "num_incidents": state.incidents.count,
         "staleness": {
             "histogram": dict(sorted(state.staleness.items())),
             "max": max(state.staleness, default=0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lgroup._group_events import Entry, Outcome, RankReply, Status, Verdict
+from lgroup._group_events import Outcome, RankReply, Status, Verdict
 from lgroup.errors import ActorError, LGroupError
 from lgroup.workers import RemoteCallResults, ResultOrError
 
@@ -34,13 +34,13 @@ def raise_unless_applied(verdict: Verdict, what: str) -> None:
     raise ActorError(f"{what} was not carried out: {verdict.error}") from verdict.error
 
 
-def call_results(entry: Entry, verdict: Verdict) -> RemoteCallResults:
-    """Each rank's result of a call, in order; ranks without one get the error that ended the group."""
+def call_results(verdict: Verdict) -> RemoteCallResults:
+    """Each learner's result of a call, by slot. Raises `ActorError` if none could carry it out."""
     results = RemoteCallResults()
     if verdict.status is Status.FAILED and not isinstance(verdict.error, dict):
         raise_unless_applied(verdict, "foreach_learner()")
-    for rank, reply in sorted(entry.replies.items()):
-        results.add_result(rank, _result_of(rank, reply))
+    for slot, reply in verdict.replies.items():
+        results.add_result(slot, _result_of(slot, reply))
     return results
 
 
@@ -48,7 +48,7 @@ def _result_of(rank: int, reply: RankReply) -> ResultOrError:
     body: Any = reply.body
     if reply.outcome is Outcome.APPLIED and "error" not in body:
         return ResultOrError(result=body["value"])
-    if reply.outcome is Outcome.VOID:
+    if reply.outcome in (Outcome.VOID, Outcome.LOST):
         return ResultOrError(error=ActorError(f"rank {rank} did not run the call: it adopted the others' state"))
     description = body["error"] if reply.outcome is Outcome.APPLIED else body
     return ResultOrError(error=error_of(description, f"rank {rank}"))

@@ -5,6 +5,7 @@ Each value is checked when it is set, and all of them against each other by ``va
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from lgroup.learner import Learner
     from lgroup.learner_group import LearnerGroup
+    from lgroup.workers import WorkerEvent
 
 __all__ = ["LearnerGroupConfig", "NotProvided", "PolicySpec"]
 
@@ -84,6 +86,9 @@ class LearnerGroupConfig(Settings):
         self.snapshot_every: int | None = None
         self.max_staleness: int | None = None
         self.on_nonfinite: str = "skip"
+        self.on_worker_died: Callable[[WorkerEvent], object] | None = None
+        self.on_worker_restarted: Callable[[WorkerEvent], object] | None = None
+        self.log_dir: str | os.PathLike[str] | None = None
         self.seed: int | None = None
         self.max_bytes_in_flight: int = 1 << 30
 
@@ -238,17 +243,24 @@ class LearnerGroupConfig(Settings):
     ) -> Self:
         """What happens when learners die, hang or compute nonsense. Times are in seconds.
 
-        In this version a dead learner ends the group; only ``update_timeout_s`` and ``on_nonfinite`` have an effect.
+        A learner in the caller's own process (``num_learners=0``) has no process to lose: only ``max_staleness`` and
+        ``on_nonfinite`` concern it.
 
         Args:
             restart_failed_learners: whether a dead learner is replaced.
-            min_learners: with fewer, training waits for replacements.
-            max_restarts, restart_window_s: more restarts than this within the window end the group.
-            update_retries: how often an update is tried again after a learner died of it.
-            update_timeout_s: how long one update may take.
-            heartbeat_timeout_s: how long a learner may be silent.
-            snapshot_every: updates between two snapshots of the state; None: lgroup chooses.
-            max_staleness: commits by which a batch's weights version may lag behind; None: any number.
+            min_learners: with fewer, training waits for replacements; with as many as ``num_learners``, the outcome of
+                a run does not depend on which learners died, bit for bit, if ``update_retries`` are enough.
+            max_restarts, restart_window_s: no more restarts than this within the window.
+            update_retries: how often an update is tried again after a learner died in it. One that kills its learner
+                each time by the learner's own doing (a crash, an exit, the memory limit) fails as "poison".
+            update_timeout_s: how long one update may take, from the moment it is the first in line. A learner that
+                computes has that long, even if it holds the interpreter's lock.
+            heartbeat_timeout_s: how long a learner may be silent that is stopped, or uses no CPU time.
+            snapshot_every: updates between two copies of the state in the caller's memory, which all learners go back
+                to if all die at once; None: 100. What was trained since is trained again, as far as its data fit into
+                256 MiB.
+            max_staleness: commits by which a batch's weights version may lag behind when its turn comes; it is dropped
+                otherwise. None: any number.
             on_nonfinite: whether an update with a nonfinite gradient only fails ("skip"), or raises, too ("raise").
         """
         return self._set(locals())
@@ -259,8 +271,29 @@ class LearnerGroupConfig(Settings):
         return self._set(locals())
 
     @section
-    def debugging(self, *, seed: int | None = NotProvided) -> Self:
-        """``seed`` fixes the random numbers of every process; None: different ones each time."""
+    def callbacks(
+        self,
+        *,
+        on_worker_died: Callable[[WorkerEvent], object] | None = NotProvided,
+        on_worker_restarted: Callable[[WorkerEvent], object] | None = NotProvided,
+    ) -> Self:
+        """Functions of this process that are told, once each, of learners that died and of replacements that are up.
+
+        They are called on a thread of their own with a `WorkerEvent`; what they raise is logged.
+        """
+        return self._set(locals())
+
+    @section
+    def debugging(
+        self, *, seed: int | None = NotProvided, log_dir: str | os.PathLike[str] | None = NotProvided
+    ) -> Self:
+        """Random numbers, and what is written down.
+
+        Args:
+            seed: fixes the random numbers of every process; None: different ones each time.
+            log_dir: a folder for one JSON file per incident (``post-mortem-0001.json``) and, if the group makes its own
+                cluster, one file per worker with what that wrote; None: the log folder of the cluster, if it has one.
+        """
         return self._set(locals())
 
     @section

@@ -14,10 +14,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lgroup._building import build_learners, check_devices
+from lgroup._building import build_learners, check_devices, recovery_policy
 from lgroup._driver import GroupDriver
 from lgroup._group_events import Entry, EntryKind
 from lgroup._group_state import GroupState, Room
+from lgroup._post_mortem import PostMortems
 from lgroup._requests import ChangeRequest, ReadRequest
 from lgroup._stats import first_difference, group_stats
 from lgroup._submissions import OnFull, Submissions
@@ -70,26 +71,28 @@ class LearnerGroup:
         spec = own.get_multi_rl_module_spec()
         self.config = own.freeze()
         seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
-        self._own_cluster = Cluster() if self.is_remote and cluster is None else None
+        log_dir = self.config.log_dir or (None if cluster is None else cluster.log_dir)
+        self._own_cluster = Cluster(log_dir=log_dir) if self.is_remote and cluster is None else None
         self._cluster = cluster or self._own_cluster
         self._async: deque[UpdateFuture] = deque()
         self._polling = threading.Lock()
         try:
             learners = build_learners(self.config, spec, self._cluster if self.is_remote else None, seed)
-            self._driver = GroupDriver(self._new_state(), learners)
+            self._driver = GroupDriver(self._new_state(seed), learners, PostMortems(log_dir))
             # Ends the processes of a group that is forgotten rather than shut down.
             self._finalizer = weakref.finalize(self, _end_forgotten, self._driver, self._own_cluster)
             self._driver.start()
-            module_ids = self._read("module_ids", only_rank=0)[0][0]
+            module_ids = self._read("module_ids", one_learner=True)[0][0]
             self._submissions = Submissions(self._driver, self.config, seed, module_ids)
         except BaseException:
             self._abandon()
             raise
 
-    def _new_state(self) -> GroupState:
+    def _new_state(self, seed: int) -> GroupState:
         config = self.config
         room = Room(config.max_requests_in_flight_per_learner, config.max_bytes_in_flight)
-        return GroupState(max(1, config.num_learners), room, config.update_timeout_s)
+        snapshots = ReadRequest("snapshot") if self.is_remote else None
+        return GroupState(max(1, config.num_learners), room, recovery_policy(config, seed), snapshots)
 
     def _abandon(self) -> None:
         """The constructor failed: leave nothing behind."""
@@ -226,7 +229,7 @@ class LearnerGroup:
             self._driver.begin_publishing()
         paths = [COMPONENT_RL_MODULE] if module_ids is None else [f"{COMPONENT_RL_MODULE}/{m}" for m in module_ids]
         (state,), version = self._read(
-            "get_state", only_rank=0, publishes=publishes, components=paths, inference_only=inference_only
+            "get_state", one_learner=True, publishes=publishes, components=paths, inference_only=inference_only
         )
         weights = Weights(state.get(COMPONENT_RL_MODULE, {}), version)
         return weights.copied() if publishes else weights
@@ -262,7 +265,7 @@ class LearnerGroup:
             return {}
         (state,), _ = self._read(
             "get_state",
-            only_rank=0,
+            one_learner=True,
             components=wanted,
             not_components=unwanted or None,
             inference_only=inference_only,
@@ -313,13 +316,11 @@ class LearnerGroup:
             if value:
                 raise ConfigError.refused(name, value, "its default, in this version")
         request = ChangeRequest.calling(func, kwargs)
-        entry = Entry(EntryKind.CHANGE, request)
-        self._driver.submit(entry)
+        self._driver.submit(Entry(EntryKind.CHANGE, request, nbytes=request.nbytes))
         try:
-            _, verdict = request.future.result(timeout_seconds)
+            return call_results(request.future.result(timeout_seconds))
         except FutureTimeoutError:
             return RemoteCallResults()
-        return call_results(entry, verdict)
 
     def check_sync(self) -> dict[str, str]:
         """Compare all learners' states, bit for bit, behind everything admitted before.
@@ -337,20 +338,18 @@ class LearnerGroup:
         return dict(digests[0])
 
     def _read(
-        self, name: str, *, only_rank: int | None = None, publishes: bool = False, **kwargs: Any
+        self, name: str, *, one_learner: bool = False, publishes: bool = False, **kwargs: Any
     ) -> tuple[list[Any], int]:
-        """The answers of the ranks asked, in order, and the weights version they were given at."""
+        """The answers of the learners asked, in order, and the weights version they were given at."""
         request = ReadRequest(name, kwargs, publishes)
-        entry = Entry(EntryKind.READ, request, only_rank=only_rank)
-        self._driver.submit(entry)
-        _, verdict = request.future.result()
+        self._driver.submit(Entry(EntryKind.READ, request, one_learner=one_learner))
+        verdict = request.future.result()
         raise_unless_applied(verdict, f"{name}()")
-        return [entry.replies[rank].body["value"] for rank in sorted(entry.replies)], verdict.weights_version
+        return [reply.body["value"] for reply in verdict.replies.values()], verdict.weights_version
 
     def _change(self, request: ChangeRequest) -> None:
-        self._driver.submit(Entry(EntryKind.CHANGE, request))
-        _, verdict = request.future.result()
-        raise_unless_applied(verdict, f"{request.ask.method}()")
+        self._driver.submit(Entry(EntryKind.CHANGE, request, nbytes=request.nbytes))
+        raise_unless_applied(request.future.result(), f"{request.ask.method}()")
 
     # Looking in
 

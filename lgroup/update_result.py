@@ -151,9 +151,9 @@ def _metrics_tree(reduced: dict[tuple[str, ...], tuple[str, float]], env_steps: 
     return tree
 
 
-def state_of(entry: Entry) -> dict[str, Any] | None:
+def state_of(entry: Entry, verdict: Verdict) -> dict[str, Any] | None:
     """The modules' state that the first learner's reply to an update, or to a read of it, brought along, if any."""
-    reply = entry.replies.get(0)
+    reply = next(iter(verdict.replies.values()), None)
     if reply is None or not isinstance(reply.body, dict):
         return None
     if entry.kind is EntryKind.READ:
@@ -162,8 +162,8 @@ def state_of(entry: Entry) -> dict[str, Any] | None:
     return reply.body.get("state")
 
 
-def make_result(entry: Entry, verdict: Verdict, lifetime: Lifetime, names: Callable[[], list[str]]) -> UpdateResult:
-    """The result of an update that has its verdict. `names` tells who each rank is, for messages."""
+def make_result(entry: Entry, verdict: Verdict, lifetime: Lifetime, name: Callable[[int], str]) -> UpdateResult:
+    """The result of an update that has its verdict. `name` tells who the learner in a slot is, for messages."""
     result = UpdateResult(
         seq=entry.seq,
         status=verdict.status.value,
@@ -174,16 +174,15 @@ def make_result(entry: Entry, verdict: Verdict, lifetime: Lifetime, names: Calla
         generation=verdict.generation,
     )
     if verdict.error is not None or verdict.status not in (Status.APPLIED, Status.NOOP):
-        result.error = _error(entry, verdict, names(), result)
+        result.error = _error(entry, verdict, name, result)
     if verdict.status in (Status.APPLIED, Status.NOOP):
-        _fill(result, entry, lifetime)
+        _fill(result, entry, verdict, lifetime)
     return result
 
 
-def _fill(result: UpdateResult, entry: Entry, lifetime: Lifetime) -> None:
+def _fill(result: UpdateResult, entry: Entry, verdict: Verdict, lifetime: Lifetime) -> None:
     bodies = [
-        reply.body if reply.outcome in (Outcome.APPLIED, Outcome.NOOP) else {}
-        for _, reply in sorted(entry.replies.items())
+        reply.body if reply.outcome in (Outcome.APPLIED, Outcome.NOOP) else {} for reply in verdict.replies.values()
     ]
     deltas: list[list[Delta]] = [body.get("metrics", []) for body in bodies]
     version = result.weights_version
@@ -193,16 +192,16 @@ def _fill(result: UpdateResult, entry: Entry, lifetime: Lifetime) -> None:
     result.extend(_metrics_tree(merge([own]), result.env_steps, version) for own in deltas)
     for tree in (result.reduced, *result):
         lifetime.fill(tree)
-    state = state_of(entry)
+    state = state_of(entry, verdict)
     if state is not None and entry.payload.return_state:
         result[0][STATE_AFTER_UPDATE] = state
 
 
-def _error(entry: Entry, verdict: Verdict, who: Sequence[str], result: UpdateResult) -> Exception | None:
+def _error(entry: Entry, verdict: Verdict, who: Callable[[int], str], result: UpdateResult) -> Exception | None:
     if verdict.status is Status.DROPPED:
         return UpdateDropped(_dropped_text(entry, verdict), reason=str(verdict.reason), result=result)
     if verdict.reason == "nonfinite":
-        return UpdateFailed(_nonfinite_text(entry, who), reason="nonfinite", result=result)
+        return UpdateFailed(_nonfinite_text(entry, verdict, who), reason="nonfinite", result=result)
     error = verdict.error
     if error is None:
         return None
@@ -213,8 +212,8 @@ def _error(entry: Entry, verdict: Verdict, who: Sequence[str], result: UpdateRes
         )
         failure.__cause__ = error
         return failure
-    raised = [rank for rank, reply in sorted(entry.replies.items()) if reply.outcome is Outcome.RAISED]
-    names = ", ".join(who[rank] for rank in raised) or "a learner"
+    raised = [slot for slot, reply in verdict.replies.items() if reply.outcome is Outcome.RAISED]
+    names = ", ".join(map(who, raised)) or "a learner"
     kept = "; the others had finished, and it holds their state now" if verdict.status is Status.APPLIED else ""
     return UpdateFailed(
         f"update {entry.seq}: {names} raised {error['type']}: {error['message']}{kept}",
@@ -229,15 +228,16 @@ def _dropped_text(entry: Entry, verdict: Verdict) -> str:
     why = {
         "queue_full": "no room: wait with on_full='block', or raise max_requests_in_flight_per_learner",
         "no_such_module": f"{verdict.error}",
+        "stale": "its data were sampled under weights that are more than max_staleness commits old",
         "shutdown": "the group was shut down before it was decided",
     }
     return f"update {entry.seq} was dropped ({verdict.reason}): {why.get(str(verdict.reason), '')}".rstrip(": ")
 
 
-def _nonfinite_text(entry: Entry, who: Sequence[str]) -> str:
+def _nonfinite_text(entry: Entry, verdict: Verdict, who: Callable[[int], str]) -> str:
     culprits = [
-        f"{who[rank]} in {reply.body['parameter']}"
-        for rank, reply in sorted(entry.replies.items())
+        f"{who(slot)} in {reply.body['parameter']}"
+        for slot, reply in verdict.replies.items()
         if isinstance(reply.body, dict) and reply.body.get("parameter")
     ]
     where = ", ".join(culprits) if culprits else "only in the sum over learners (an overflow)"

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     PONG = 12
     STOP = 13
     CONTROL = 14
+    INTERRUPT = 15
 
 
 PICKLE_KINDS = frozenset({Kind.SPEC, Kind.CALL, Kind.CALL_REPLY})

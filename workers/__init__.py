@@ -10,6 +10,8 @@ from lgroup.workers.calls import PreparedCall, RemoteError, Reply, prepare_call
 from lgroup.workers.cluster import Cluster
 from lgroup.workers.context import WorkerContext, current_worker, in_worker
 from lgroup.workers.errors import ActorError, WorkerStartError
+from lgroup.workers.event_thread import EventThread, WorkerEvent
+from lgroup.workers.health import AwakeClock, Health
 from lgroup.workers.results import CallResult, RemoteCallResults, ResultOrError
 from lgroup.workers.spec import WorkerExit, WorkerSpec, WorkerState
 from lgroup.workers.start_policy import StartPolicy
@@ -18,8 +20,11 @@ from lgroup.workers.worker import Worker
 __all__ = [
     "ActorError",
     "ActorGroup",
+    "AwakeClock",
     "CallResult",
     "Cluster",
+    "EventThread",
+    "Health",
     "PreparedCall",
     "RemoteCallResults",
     "RemoteError",
@@ -28,6 +33,7 @@ __all__ = [
     "StartPolicy",
     "Worker",
     "WorkerContext",
+    "WorkerEvent",
     "WorkerExit",
     "WorkerSpec",
     "WorkerStartError",

@@ -16,15 +16,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lgroup.transport.endpoints import Router
 from lgroup.transport.errors import ConnectionClosed
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Buffer, Kind, Message
+from lgroup.workers._watch import OnBeat, Watch
 from lgroup.workers._zygote_link import Start, ZygoteLink
 from lgroup.workers.environment import worker_environment
-from lgroup.workers.output import OutputPipe, WorkerOutput, forward_line
+from lgroup.workers.health import AwakeClock
+from lgroup.workers.log_files import LogFile, LogFolder
+from lgroup.workers.memory import MemoryWatch, find_cgroup
+from lgroup.workers.output import OutputPipe, WorkerOutput, forward_line, label
 from lgroup.workers.spec import WorkerSpec
 from lgroup.workers.start_policy import StartFailure
 from lgroup.workers.store_table import Answer, StoreTable
@@ -40,9 +45,10 @@ logger = logging.getLogger("lgroup.workers")
 class Hub:
     """See the module. Implements what ``Worker`` and ``ZygoteLink`` need of their surroundings."""
 
-    def __init__(self, *, bind: str | None, output: WorkerOutput) -> None:
+    def __init__(self, *, bind: str | None, output: WorkerOutput, log_dir: Path | None) -> None:
         self.owner_pid = os.getpid()
         self._how = output
+        self._logs = LogFolder(log_dir)
         self._ids = itertools.count(1)
         self._workers: dict[bytes, Worker] = {}
         self._changed = threading.Condition()
@@ -53,6 +59,8 @@ class Hub:
         self._runtime_dir = _runtime_directory()
         self.io = IOThread("lgroup-io")
         self.io.start()
+        self.memory = MemoryWatch(find_cgroup())
+        self._watch = Watch(self.io)
         self._router = Router(
             self.io,
             bind or f"ipc://{self._runtime_dir}/router",
@@ -74,12 +82,27 @@ class Hub:
         """The process that forks the workers."""
         return self._link.pid
 
+    @property
+    def clock(self) -> AwakeClock:
+        """The coordinator's awake time."""
+        return self._watch.clock
+
+    def watch(self, worker: Worker, interval_s: float, on_beat: OnBeat | None) -> None:
+        """Keep ``worker.health``; from any thread."""
+        self._watch.add(worker, interval_s, on_beat)
+
     def start_worker(self, spec: WorkerSpec, incarnation: int) -> Worker:
         """Ask for a process; its handle's ``ready`` says what becomes of it."""
         if self.closed or os.getpid() != self.owner_pid:
             raise ConnectionClosed("the cluster is closed, or this is a fork of its process: it starts no workers")
         number = next(self._ids)
-        output = OutputPipe(self.io, lambda line: forward_line(self._how, _label(worker), line))
+        log_file = LogFile(self._logs, f"{spec.name}-{incarnation}")
+
+        def forward(line: str) -> None:
+            forward_line(self._how, label(worker.name, worker.node, worker.pid), line)
+            log_file.write(line, worker.pid)
+
+        output = OutputPipe(self.io, forward, log_file.close)
         worker = Worker(self, number, spec, incarnation, output)
         payload = self._payload(worker)
         self._workers[worker.identity] = worker
@@ -234,10 +257,6 @@ class Hub:
     def _wait_for_exits(self, limit_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._workers, limit_s)
-
-
-def _label(worker: Worker) -> str:
-    return worker.name if worker.pid is None else f"{worker.name} pid={worker.pid}"
 
 
 def _runtime_directory() -> str:

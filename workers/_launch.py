@@ -88,4 +88,6 @@ class Launch:
         if not isinstance(error, WorkerStartError) or self._attempt == 1:
             return error or WorkerStartError(f"{self._spec.name} did not start")
         text = f"{error.args[0]}\n(attempt {self._attempt} of {self._policy.max_attempts})"
-        return WorkerStartError(text, cause_type=error.cause_type, remote_traceback=error.remote_traceback)
+        return WorkerStartError(
+            text, cause_type=error.cause_type, remote_traceback=error.remote_traceback, permanent=error.permanent
+        )

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from lgroup.transport.io_thread import IOThread
 from lgroup.workers import _zygote_wire as wire
 from lgroup.workers.environment import zygote_environment
-from lgroup.workers.output import OutputPipe, WorkerOutput, forward_line
+from lgroup.workers.output import OutputPipe, WorkerOutput, forward_line, label
 from lgroup.workers.spec import exit_of
 from lgroup.workers.start_policy import StartFailure
 
@@ -87,7 +87,7 @@ class ZygoteLink:
         if self.state is not LinkState.IDLE:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output = OutputPipe(self._io, lambda line: forward_line(self._how, f"zygote pid={self.pid}", line))
+        output = OutputPipe(self._io, lambda line: forward_line(self._how, label("zygote", "local", self.pid), line))
         try:
             self._send_setup(ours)
             self._process = _zygote_process(theirs, output.writer)

@@ -7,21 +7,29 @@ died. A result may be given up (a timeout, ``remove_actor``, ``clear``), but is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from lgroup.workers._actor_slot import ActorSlot
+from lgroup.workers._actor_arguments import (
+    Kwargs,
+    check_numbers,
+    kwargs_per_actor,
+    one_per_actor,
+    refuse_refs,
+    single,
+)
+from lgroup.workers._actor_slot import ActorSlot, SlotState
 from lgroup.workers._async_calls import AsyncCalls
+from lgroup.workers._gather import Gather
+from lgroup.workers._supervision import OnWorker, Supervision
 from lgroup.workers.calls import PreparedCall, Reply, Target, prepare_call
 from lgroup.workers.cluster import Cluster
 from lgroup.workers.results import CallResult, RemoteCallResults, ResultOrError, result_of
 from lgroup.workers.spec import WorkerSpec
 from lgroup.workers.worker import STOP_GRACE_S
-
-Kwargs = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +49,11 @@ class ActorGroup:
     arguments are pickled where they are not plain values, arrays or tensors, and large arrays arrive read-only.
 
     An exception in user code is that call's result and leaves the actor alive. When a process dies its unfinished calls
-    get an ``ActorError``, the actor is unhealthy, and with ``restart_failed_actors`` it is started again at once; calls
-    with ``healthy_only=False`` wait for that. It stays unhealthy until a call with ``mark_healthy=True`` succeeds.
+    get an ``ActorError``, the actor is unhealthy, and with ``restart_failed_actors`` it is started again: at once, or
+    after growing pauses while it keeps dying without having answered a call. Calls with ``healthy_only=False`` wait for
+    that. It stays unhealthy until a call with ``mark_healthy=True`` succeeds. An actor is *down* for good, and calls of
+    it get an error, if it is not to be restarted, if its constructor fails in a way that would repeat (a class that
+    cannot be imported, say), or if the budget of restarts is used up.
 
     Args:
         kwargs: one mapping for all actors, or a sequence with one per actor.
@@ -51,9 +62,18 @@ class ActorGroup:
         num_threads: for torch and BLAS in each process; ``"auto"``: the cluster's cores divided by the actors.
         seed: seeds each actor's random generators, with its id and incarnation.
         name: actors are called ``"<name> 0"``, ``"<name> 1"``, ... in messages.
-        start_timeout_s: for one actor to come up, all attempts together; the cluster's limit by default.
+        start_timeout_s: for one actor to come up, all attempts together (at a restart, which has one attempt at a time:
+            for each); the cluster's limit by default.
+        max_restarts, restart_window_s: no more restarts of the whole group than this, failed ones included, within any
+            window of that many seconds.
+        heartbeat_timeout_s: an actor whose process is stopped, or that neither answers nor uses CPU time, for this long
+            is killed, after its stacks were written to its output. One that computes is left alone.
+        on_worker_died: called once for each process that died unasked, and each restart that failed.
+        on_worker_restarted: called once each time an actor is up in a new process. Both get a ``WorkerEvent``, one
+            after the other, on a thread of their own; what they raise is logged.
 
-    Raises ``WorkerStartError`` with the child's traceback if an actor does not come up; no process is left then.
+    Raises ``ValueError`` for a setting that is not possible, and ``WorkerStartError`` with the child's traceback if an
+    actor does not come up; no process is left then.
     """
 
     def __init__(
@@ -70,14 +90,26 @@ class ActorGroup:
         seed: int | None = None,
         name: str = "actor",
         start_timeout_s: float | None = None,
+        max_restarts: int = 100,
+        restart_window_s: float = 3600.0,
+        heartbeat_timeout_s: float = 10.0,
+        on_worker_died: OnWorker | None = None,
+        on_worker_restarted: OnWorker | None = None,
     ) -> None:
-        _check_numbers(num_actors, max_requests_in_flight_per_actor, num_threads)
-        each = _kwargs_per_actor(kwargs, num_actors)
+        check_numbers(num_actors, max_requests_in_flight_per_actor, num_threads)
+        each = kwargs_per_actor(kwargs, num_actors)
         self._actor_class = actor_class
         self._args = tuple(args)
         self._seed = seed
         self._name = name
-        self._restart = restart_failed_actors
+        self._supervision = Supervision(
+            restart=restart_failed_actors,
+            max_restarts=max_restarts,
+            restart_window_s=restart_window_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            on_died=on_worker_died,
+            on_restarted=on_worker_restarted,
+        )
         self._own_cluster = cluster is None
         self._cluster = cluster if cluster is not None else Cluster()
         self._start_timeout_s = start_timeout_s if start_timeout_s is not None else self._cluster.start_timeout_s
@@ -135,6 +167,14 @@ class ActorGroup:
         """Whether the actor is taken for healthy. Raises ``ValueError`` for an unknown id."""
         return self._slot(actor_id).healthy
 
+    def actor_states(self) -> dict[int, str]:
+        """``"up"``; ``"starting"``: its process died and the next one is on its way; or ``"down"`` for good.
+
+        An actor may be up and not yet be taken for healthy.
+        """
+        slots = list(self._slots.values())
+        return {slot.actor_id: slot.state.value for slot in slots if slot.state is not SlotState.REMOVED}
+
     def set_actor_state(self, actor_id: int, healthy: bool) -> None:
         """Take the actor for healthy, or not. Its outstanding calls go on. Raises ``ValueError`` for an unknown id."""
         self._slot(actor_id).healthy = healthy
@@ -168,9 +208,9 @@ class ActorGroup:
                 they are.
             mark_healthy: take an unhealthy actor for healthy if its call succeeds.
         """
-        _refuse_refs(return_obj_refs)
+        refuse_refs(return_obj_refs)
         calls = self._plan(func, kwargs, healthy_only, remote_actor_ids)
-        gather = _Gather(len(calls))
+        gather = Gather(len(calls))
         for index, call in enumerate(calls):
             self._send(call, gather.taker(index), mark_healthy)
         answers = gather.wait(timeout_seconds)
@@ -237,7 +277,7 @@ class ActorGroup:
         Waits up to ``timeout_seconds`` (``None``: without limit) until ``min_results`` of them are there; by default,
         until all are.
         """
-        _refuse_refs(return_obj_refs)
+        refuse_refs(return_obj_refs)
         wanted: Collection[str | None] = {tags} if isinstance(tags, str) else set(tags)
         with self._changed:
             self._changed.wait_for(lambda: self._enough(wanted, min_results), timeout_seconds)
@@ -280,7 +320,7 @@ class ActorGroup:
 
     def add_actors(self, num_actors: int = 1, *, kwargs: Kwargs | Sequence[Kwargs] | None = None) -> list[int]:
         """Start more actors and wait for them; returns their ids. Raises ``WorkerStartError``; none is added then."""
-        return self._start(_kwargs_per_actor(kwargs, num_actors))
+        return self._start(kwargs_per_actor(kwargs, num_actors))
 
     def remove_actor(self, actor_id: int) -> None:
         """Stop an actor after the calls it has; their results are given up. Raises ``ValueError`` for an unknown id."""
@@ -303,6 +343,7 @@ class ActorGroup:
     def close(self) -> None:
         """End all actors, and the cluster if it is the group's own. May be called again."""
         self.clear()
+        self._supervision.close()
         if self._own_cluster:
             self._cluster.close()
 
@@ -344,7 +385,7 @@ class ActorGroup:
             actor_index=actor_id,
             start_timeout_s=self._start_timeout_s,
         )
-        return ActorSlot(self._cluster, actor_id, spec, restart=self._restart)
+        return ActorSlot(self._cluster, actor_id, spec, self._supervision)
 
     def _slot(self, actor_id: int) -> ActorSlot:
         try:
@@ -362,10 +403,10 @@ class ActorGroup:
         slots = [
             self._slot(actor_id) for actor_id in (self.actor_ids() if remote_actor_ids is None else remote_actor_ids)
         ]
-        funcs = _one_per_actor("func", func, len(slots))
-        each = _one_per_actor("kwargs", kwargs if kwargs is not None else {}, len(slots))
+        funcs = one_per_actor("func", func, len(slots))
+        each = one_per_actor("kwargs", kwargs if kwargs is not None else {}, len(slots))
         wanted = [triple for triple in zip(slots, funcs, each, strict=True) if triple[0].healthy or not healthy_only]
-        if _single(func) and _single(kwargs) and len({slot.actor_id for slot, _, _ in wanted}) == len(wanted):
+        if single(func) and single(kwargs) and len({slot.actor_id for slot, _, _ in wanted}) == len(wanted):
             # one message for all: it is encoded once
             shared = [prepare_call(target, (), arguments) for _, target, arguments in wanted[:1]]
             return [_Call(slot, shared[0]) for slot, _, _ in wanted]
@@ -398,67 +439,5 @@ class ActorGroup:
             slot.healthy = True
 
 
-class _Gather:
-    """Waits for a number of results, by index."""
-
-    def __init__(self, expected: int) -> None:
-        self._missing = expected
-        self._answers: dict[int, ResultOrError] = {}
-        self._done = threading.Lock()  # held until the last one is in: an Event costs twice as much
-        self._done.acquire()
-        if not expected:
-            self._done.release()
-
-    def taker(self, index: int) -> Callable[[ResultOrError], None]:
-        """Takes the result number ``index``, on the I/O thread."""
-
-        def take(result: ResultOrError) -> None:
-            self._answers[index] = result
-            self._missing -= 1
-            if not self._missing:
-                self._done.release()
-
-        return take
-
-    def wait(self, timeout_s: float | None) -> dict[int, ResultOrError]:
-        """What is there once all are, or the time is over."""
-        self._done.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
-        return dict(self._answers)
-
-
 def _answer(actor: Any) -> bool:
     return True
-
-
-def _single(given: Any) -> bool:
-    return not isinstance(given, list | tuple)
-
-
-def _one_per_actor(what: str, given: Any, num_actors: int) -> list[Any]:
-    if _single(given):
-        return [given] * num_actors
-    if len(given) != num_actors:
-        raise ValueError(f"{what} is a list of {len(given)} for {num_actors} actors; one for each is needed")
-    return list(given)
-
-
-def _kwargs_per_actor(kwargs: Kwargs | Sequence[Kwargs] | None, num_actors: int) -> list[Kwargs]:
-    return _one_per_actor("kwargs", kwargs if kwargs is not None else {}, num_actors)
-
-
-def _refuse_refs(return_obj_refs: bool) -> None:
-    if return_obj_refs:
-        raise ValueError(
-            "return_obj_refs=True needs references to data in other processes, which this version does not have; "
-            "leave it out and the values are returned"
-        )
-
-
-def _check_numbers(num_actors: int, in_flight: int, num_threads: int | Literal["auto"]) -> None:
-    for name, value, least in (
-        ("num_actors", num_actors, 0),
-        ("max_requests_in_flight_per_actor", in_flight, 1),
-        ("num_threads", 1 if num_threads == "auto" else num_threads, 1),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r}: allowed are whole numbers from {least}")

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Literal
 
@@ -15,6 +16,8 @@ import cloudpickle
 from lgroup.transport.io_thread import IOThread
 from lgroup.workers._hub import CLOSE_GRACE_S, Hub
 from lgroup.workers._launch import Launch
+from lgroup.workers._watch import OnBeat
+from lgroup.workers.health import AwakeClock
 from lgroup.workers.output import WorkerOutput
 from lgroup.workers.spec import WorkerSpec
 from lgroup.workers.start_policy import StartPolicy
@@ -37,7 +40,13 @@ class Cluster:
         pickle_by_value: modules (or their names) whose classes and functions travel whole, not by their names.
         start_timeout_s: for workers that name no limit of their own.
         worker_output: what becomes of the lines workers write: ``"print"`` to this process's stderr, or ``"log"`` to
-            the logger ``lgroup.worker_output``.
+            the logger ``lgroup.worker_output``; each as ``(learner 1@local pid=123) line``.
+        log_dir: a folder where each worker's lines are appended to a file of its own besides, such as
+            ``learner-1-0-123.log`` (name, incarnation, pid); it is made if need be. One that writes nothing has none. A
+            folder that cannot be written costs a warning, once.
+
+    Attributes:
+        log_dir: that folder as a ``Path``, or ``None``.
 
     Raises ``ValueError`` for a setting that is not possible.
     """
@@ -52,6 +61,7 @@ class Cluster:
         pickle_by_value: Iterable[str | ModuleType] = (),
         start_timeout_s: float = 60.0,
         worker_output: WorkerOutput = "print",
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         _refuse_remote(bind, advertise, key_file)
         if worker_output not in ("print", "log"):
@@ -62,7 +72,8 @@ class Cluster:
             cloudpickle.register_pickle_by_value(importlib.import_module(module) if isinstance(module, str) else module)
         self.start_timeout_s = start_timeout_s
         self.local_slots = usable_cores() if local_slots == "auto" else local_slots
-        self._hub = Hub(bind=bind, output=worker_output)
+        self.log_dir = None if log_dir is None else Path(log_dir).absolute()
+        self._hub = Hub(bind=bind, output=worker_output, log_dir=self.log_dir)
         self._finaliser = weakref.finalize(self, Hub.close, self._hub)
 
     def __repr__(self) -> str:
@@ -121,6 +132,20 @@ class Cluster:
     def later(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Call ``callback`` on the I/O thread after ``delay_s`` seconds, or sooner, when the cluster closes."""
         self._hub.later(delay_s, callback)
+
+    @property
+    def clock(self) -> AwakeClock:
+        """Seconds without the coordinator's own pauses, which it notices while workers are watched: ``clock.now()``."""
+        return self._hub.clock
+
+    def watch(self, worker: Worker, interval_s: float = 1.0, on_beat: OnBeat | None = None) -> None:
+        """Keep ``worker.health`` from now on, until the worker is told to end: ask it every ``interval_s`` seconds.
+
+        Its process is looked at only if an answer is late by more than an interval. ``on_beat(worker, health)`` is
+        called on the I/O thread once an interval while the worker is ready, and must be quick. Raises ``ValueError``
+        for an interval that is not above 0.
+        """
+        self._hub.watch(worker, interval_s, on_beat)
 
     def store_drop(self, prefix: str) -> None:
         """Forget the keys that workers' ``store(prefix)`` hold; whoever waits for one of them gets an error."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lgroup.workers.interrupts import Interrupts, OnInterrupt
 from lgroup.workers.store import Ask, ChannelStore
 
 
@@ -34,6 +35,7 @@ class WorkerContext:
     pid: int
     coordinator_pid: int
     ask: Ask = field(repr=False)
+    interrupts: Interrupts = field(repr=False)
     phase: str = "starting"
     # A process group written in C++ holds a store without keeping its Python half alive.
     _stores: dict[str, ChannelStore] = field(default_factory=dict, repr=False)
@@ -48,6 +50,37 @@ class WorkerContext:
     def forget_store(self, prefix: str) -> None:
         """Let go of this worker's object for ``prefix``; nothing may use it any more. Keys stay where they are."""
         self._stores.pop(prefix, None)
+
+    def in_phase(self, phase: str) -> InPhase:
+        """``with current_worker().in_phase("reducing"):`` heartbeats carry the word meanwhile, then the former one."""
+        return InPhase(self, phase)
+
+    def on_interrupt(self, callback: OnInterrupt) -> None:
+        """Call ``callback(value)`` on the worker's I/O thread whenever the coordinator interrupts this worker.
+
+        That happens also while user code runs or blocks outside the interpreter. There is one callback, the last one
+        registered. Of the values that came before the first registration it gets the highest, soon. What it raises is
+        printed.
+        """
+        self.interrupts.register(callback)
+
+
+class InPhase:
+    """A phase for the length of a ``with`` block. A class of its own: a generator costs five times as much."""
+
+    __slots__ = ("_before", "_context", "_phase")
+
+    def __init__(self, context: WorkerContext, phase: str) -> None:
+        self._context = context
+        self._phase = phase
+        self._before = phase
+
+    def __enter__(self) -> None:
+        self._before = self._context.phase
+        self._context.phase = self._phase
+
+    def __exit__(self, *_: object) -> None:
+        self._context.phase = self._before
 
 
 _current: WorkerContext | None = None

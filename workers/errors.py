@@ -34,4 +34,14 @@ class ActorError(LGroupError):
 
 
 class WorkerStartError(ActorError):
-    """A worker process did not come up: its constructor raised, hung or crashed, or a class could not be imported."""
+    """A worker process did not come up: its constructor raised, hung or crashed, or a class could not be imported.
+
+    Attributes:
+        permanent: the next try would fail the same way, or nobody wants one.
+    """
+
+    def __init__(
+        self, message: str, *, cause_type: str | None = None, remote_traceback: str = "", permanent: bool = False
+    ) -> None:
+        super().__init__(message, cause_type=cause_type, remote_traceback=remote_traceback)
+        self.permanent = permanent

@@ -55,11 +55,13 @@ class Lines:
 class OutputPipe:
     """The reading end for one process. Used on the I/O thread, but for its making."""
 
-    def __init__(self, io: IOThread, forward: Callable[[str], None]) -> None:
-        """``forward`` gets each line, on the I/O thread."""
+    def __init__(self, io: IOThread, forward: Callable[[str], None], ended: Callable[[], None] = lambda: None) -> None:
+        """``forward`` gets each line, on the I/O thread; ``ended()`` is called there after the last one."""
         self._io = io
         self._forward = forward
+        self._ended = ended
         self._lines = Lines()
+        self._listeners: list[list[str]] = []
         reader, self._writer = os.pipe()
         os.set_blocking(reader, False)
         self._reader: int | None = reader
@@ -74,6 +76,16 @@ class OutputPipe:
     def last_lines(self) -> tuple[str, ...]:
         """The last lines that came, oldest first."""
         return tuple(self._lines.last)
+
+    def collect(self, into: list[str]) -> None:
+        """Append each further line to ``into`` too, until ``stop_collecting``."""
+        self._listeners.append(into)
+
+    def stop_collecting(self, into: list[str]) -> None:
+        """The end of ``collect``; reads what is there first."""
+        while self._readable():
+            pass
+        self._listeners = [other for other in self._listeners if other is not into]
 
     def close_writer(self) -> None:
         """Close this process's copy of the writing end."""
@@ -98,18 +110,28 @@ class OutputPipe:
         if not data:
             self._end()
             return False
-        for line in self._lines.feed(data):
-            self._forward(line)
+        self._pass_on(self._lines.feed(data))
         return True
+
+    def _pass_on(self, lines: list[str]) -> None:
+        for line in lines:
+            self._forward(line)
+        for listener in self._listeners:
+            listener.extend(lines)
 
     def _end(self) -> None:
         if self._reader is None:
             return
-        for line in self._lines.finish():
-            self._forward(line)
+        self._pass_on(self._lines.finish())
         self._io.remove_reader(self._reader)
         os.close(self._reader)
         self._reader = None
+        self._ended()
+
+
+def label(name: str, node: str, pid: int | None) -> str:
+    """Who wrote a line, such as ``"learner 1@local pid=123"``."""
+    return f"{name}@{node}" if pid is None else f"{name}@{node} pid={pid}"
 
 
 def forward_line(how: WorkerOutput, who: str, line: str) -> None:

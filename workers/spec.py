@@ -59,6 +59,10 @@ TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
 }
 
 
+# Signals that a process brings upon itself: a mistake in its code, or a limit on its own CPU time.
+OWN_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP", "SIGXCPU", "SIGXFSZ"})
+
+
 @dataclass(frozen=True)
 class WorkerExit:
     """How a worker ended.
@@ -68,6 +72,9 @@ class WorkerExit:
         signal_name: such as ``"SIGKILL"``; ``None`` if no signal ended it.
         expected: the coordinator had told it to stop, or killed it.
         last_lines: the last lines it wrote to stdout and stderr, oldest first.
+        node: the machine it ran on.
+        memory_hint: evidence that the kernel killed it for want of memory; ``None`` if there is none.
+        reason: why the coordinator killed it, if it said so.
     """
 
     worker_name: str
@@ -76,10 +83,28 @@ class WorkerExit:
     signal_name: str | None
     expected: bool
     last_lines: tuple[str, ...] = ()
+    node: str = "local"
+    memory_hint: str | None = None
+    reason: str | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it ended by its own doing: an exit, a crash, or the memory limit.
+
+        Not, if somebody killed it or told it to stop, and not if nobody can say how it ended.
+        """
+        if self.signal_name in OWN_SIGNALS:
+            return True  # also if the coordinator killed it a moment later
+        if self.exit_code is not None:
+            return not (self.expected and self.exit_code == 0)
+        return self.signal_name == "SIGKILL" and self.memory_hint is not None and not self.expected
 
     @property
     def how(self) -> str:
         """Such as ``"killed by SIGKILL"`` or ``"exited with status 1"``."""
+        killed = self.signal_name == "SIGKILL" or (self.signal_name is None and self.exit_code is None)
+        if self.reason is not None and self.expected and killed:
+            return f"killed by lgroup: {self.reason}"
         if self.signal_name is not None:
             return f"killed by {self.signal_name}"
         if self.exit_code is not None:
@@ -88,22 +113,55 @@ class WorkerExit:
 
     @property
     def text(self) -> str:
-        """One paragraph for an error message: who, how, what to suspect, and the last lines it wrote."""
-        head = f"{self.worker_name} (pid {self.pid}) {self.how}"
-        if self.signal_name == "SIGKILL" and not self.expected:
+        """One paragraph for an error message: who, where, how, what to suspect, and the last lines it wrote."""
+        head = f"{self.worker_name} (pid {self.pid}) on node {self.node} {self.how}"
+        if self.memory_hint is not None:
+            head += f"; {self.memory_hint}"
+        elif self.signal_name == "SIGKILL" and not self.expected:
             head += "; if nobody killed it, the kernel did for want of memory (see the kernel log)"
         if not self.last_lines:
             return head
         return "\n".join([f"{head}; the last lines it wrote:", *(f"  {line}" for line in self.last_lines)])
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same in plain values that JSON has."""
+        return {
+            "worker": self.worker_name,
+            "node": self.node,
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "signal": self.signal_name,
+            "memory_hint": self.memory_hint,
+            "expected": self.expected,
+            "reason": self.reason,
+            "last_lines": list(self.last_lines[-50:]),
+        }
+
 
 def exit_of(
-    name: str, pid: int | None, status: int | None, *, expected: bool, last_lines: tuple[str, ...] = ()
+    name: str,
+    pid: int | None,
+    status: int | None,
+    *,
+    expected: bool,
+    last_lines: tuple[str, ...] = (),
+    memory_hint: str | None = None,
+    reason: str | None = None,
+    node: str = "local",
 ) -> WorkerExit:
     """The record for a process with this exit status (minus the signal's number; ``None``: nobody knows)."""
-    if status is None or status >= 0:
-        return WorkerExit(name, pid, status, None, expected, last_lines)
-    return WorkerExit(name, pid, None, _signal_name(-status), expected, last_lines)
+    by_signal = status is not None and status < 0
+    return WorkerExit(
+        worker_name=name,
+        pid=pid,
+        exit_code=None if by_signal else status,
+        signal_name=_signal_name(-status) if status is not None and by_signal else None,
+        expected=expected,
+        last_lines=last_lines,
+        node=node,
+        memory_hint=memory_hint,
+        reason=reason,
+    )
 
 
 def _signal_name(number: int) -> str:

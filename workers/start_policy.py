@@ -6,6 +6,7 @@ longer pause, and never past the start deadline.
 
 from __future__ import annotations
 
+import collections
 import enum
 import random
 from dataclasses import dataclass
@@ -65,18 +66,55 @@ class StartPolicy:
 class RestartPolicy:
     """How soon an actor whose process died is started again.
 
-    The first time at once. An actor that dies again within ``settled_s`` of being ready waits, twice as long each time,
-    up to ``max_pause_s``: one that cannot live must not keep the machine busy with its births.
+    The first time at once. While its incarnations die without having become *useful* (whatever that is for the actor:
+    having answered a call, say), each waits twice as long as the one before, up to ``max_pause_s``: one that cannot
+    live must not keep the machine busy with its births.
+
+    Attributes:
+        jitter: each pause is multiplied by a random factor in ``1 ± jitter``.
     """
 
-    settled_s: float = 10.0
     pause_s: float = 0.1
     max_pause_s: float = 5.0
+    jitter: float = 0.25
 
-    def streak(self, streak: int, lived_s: float) -> int:
-        """The number of early deaths in a row, after one more that came ``lived_s`` after being ready."""
-        return streak + 1 if lived_s < self.settled_s else 1
+    def streak(self, streak: int, was_useful: bool) -> int:
+        """How many useless incarnations died in a row, after one more death; 0 if that one was useful."""
+        return 0 if was_useful else streak + 1
 
-    def pause_before(self, streak: int) -> float:
-        """Seconds to wait after the early death number ``streak``."""
-        return 0.0 if streak <= 1 else float(min(self.pause_s * 2 ** (streak - 2), self.max_pause_s))
+    def pause_before(self, streak: int, random_source: random.Random) -> float:
+        """Seconds to wait before the next start, after ``streak`` useless incarnations in a row."""
+        if streak <= 1:
+            return 0.0
+        pause = min(self.pause_s * 2.0 ** min(streak - 2, 60), self.max_pause_s)
+        return pause * (1 + self.jitter * random_source.uniform(-1, 1))
+
+
+class RestartBudget:
+    """At most ``max_restarts`` within any ``window_s`` seconds. Not thread-safe.
+
+    Raises ``ValueError`` for numbers that are not possible.
+    """
+
+    def __init__(self, max_restarts: int, window_s: float) -> None:
+        if max_restarts < 0:
+            raise ValueError(f"max_restarts={max_restarts}: at least 0 is allowed")
+        if not window_s > 0:
+            raise ValueError(f"restart_window_s={window_s}: it must be above 0")
+        self.max_restarts = max_restarts
+        self.window_s = window_s
+        self._taken: collections.deque[float] = collections.deque()
+
+    def take(self, now: float) -> bool:
+        """Take one restart at ``now``, in seconds of any clock; ``False``, and nothing taken, if none is left."""
+        while self._taken and self._taken[0] <= now - self.window_s:
+            self._taken.popleft()
+        if len(self._taken) >= self.max_restarts:
+            return False
+        self._taken.append(now)
+        return True
+
+    @property
+    def text(self) -> str:
+        """Such as ``"all 100 restarts within 3600 s (max_restarts) are used up"``."""
+        return f"all {self.max_restarts} restarts within {self.window_s:g} s (max_restarts) are used up"

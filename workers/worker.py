@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from lgroup.transport.errors import ConnectionClosed
 from lgroup.transport.io_thread import IOThread
 from lgroup.transport.messages import Buffer, Kind, Message
 from lgroup.transport.wire import encode
+from lgroup.workers._process import WorkerProcess
 from lgroup.workers.calls import (
     OnReply,
     PreparedCall,
@@ -31,6 +32,8 @@ from lgroup.workers.calls import (
     read_reply,
 )
 from lgroup.workers.errors import WorkerStartError
+from lgroup.workers.health import Health, Look
+from lgroup.workers.memory import MemoryWatch
 from lgroup.workers.output import OutputPipe
 from lgroup.workers.spec import TRANSITIONS, WorkerExit, WorkerSpec, WorkerState, exit_of
 from lgroup.workers.start_policy import StartFailure
@@ -41,6 +44,7 @@ PROBE_S = 0.001
 READ_LIMIT_S = 0.2
 STATUS_LIMIT_S = 0.5
 STACKS_S = 0.5  # what faulthandler needs to write all stacks of a hung process, and the coordinator to read them
+STACKS_SIGNAL = signal.SIGUSR2  # on which faulthandler writes them
 STOP_GRACE_S = 1.0
 
 logger = logging.getLogger("lgroup.workers")
@@ -51,6 +55,12 @@ class Surroundings(Protocol):
 
     @property
     def io(self) -> IOThread: ...
+
+    @property
+    def memory(self) -> MemoryWatch: ...
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call on the I/O thread after ``delay_s`` seconds, or when the cluster closes if that is sooner."""
 
     def send(self, identity: bytes, message: Message) -> None:
         """Send to the worker of that identity; thread-safe. Raises ``TypeError``, ``ConnectionClosed``."""
@@ -72,6 +82,9 @@ class Worker:
         ready: ends with this worker once its actor is built. Raises ``WorkerStartError`` with the child's traceback.
         failure: why it did not come up, once ``ready`` has failed.
         exit: how it ended; ``None`` before that.
+        health: what was last seen of it, once ``Cluster.watch`` was called for it.
+        answered: it has answered a call in its life, be it with an exception.
+        node: the machine it runs on.
     """
 
     def __init__(
@@ -82,18 +95,23 @@ class Worker:
         self.spec = spec
         self.name = spec.name
         self.incarnation = incarnation
-        self.pid: int | None = None
+        self.node = "local"
         self.ready: Future[Worker] = Future()
         self.failure: StartFailure | None = None
         self.exit: WorkerExit | None = None
+        self.health: Health | None = None
+        self.answered = False
+        self._process = WorkerProcess()
+        self._kills_at_start = surroundings.memory.count()
+        self._on_pong: Callable[[Any], None] | None = None
         self._surroundings = surroundings
         self._output = output
         self._lock = threading.Lock()
         self._state = WorkerState.STARTING
         self._pending: dict[int, OnReply] = {}
         self._on_exit: list[Callable[[WorkerExit], None]] = []
-        self._pidfd: int | None = None
         self._expected = False  # the coordinator told it to end
+        self._reason: str | None = None
         self._why, self._trace = "", ""  # what is known about a failed start
         self._cause_type: str | None = None
         self._joined = False  # it has said hello, so it may have sent more
@@ -108,6 +126,11 @@ class Worker:
     def state(self) -> WorkerState:
         """Where it is in its life."""
         return self._state
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; ``None`` before there is one."""
+        return self._process.pid
 
     @property
     def num_pending(self) -> int:
@@ -149,6 +172,15 @@ class Worker:
         self._request(request_id, encode(Message(Kind.PING, request_id, None)), on_reply)
         return request_id
 
+    def interrupt(self, value: int) -> None:
+        """Have ``current_worker().on_interrupt``'s callback called with ``value`` there, also while user code runs.
+
+        Does nothing if the worker is not ready, or has lost its connection.
+        """
+        if self._state is WorkerState.READY:
+            with contextlib.suppress(ConnectionClosed):
+                self._surroundings.send(self.identity, Message(Kind.INTERRUPT, 0, value))
+
     def _request(self, request_id: int, frames: Sequence[Buffer], on_reply: OnReply) -> None:
         if self._accept(request_id, frames, on_reply):
             return
@@ -173,6 +205,21 @@ class Worker:
             text = f"{self.name} (pid {self.pid}) is {self._state.value} and takes no calls"
         return Reply(request_id, False, None, RemoteError("ActorError", text, "", self.name, self.pid, died=True))
 
+    # --- for whoever watches it, on the I/O thread ---
+
+    def on_pong(self, callback: Callable[[Any], None] | None) -> None:
+        """Call ``callback([phase, request id or None])`` for every pong, whoever asked."""
+        self._on_pong = callback
+
+    def beat(self) -> None:
+        """Ask for a pong that nobody waits for."""
+        with contextlib.suppress(ConnectionClosed):
+            self._surroundings.send(self.identity, Message(Kind.PING, 0, None))
+
+    def look(self) -> Look | None:
+        """What the system says of its process; ``None`` if that is gone."""
+        return self._process.look()
+
     # --- its end, from any thread ---
 
     def on_exit(self, callback: Callable[[WorkerExit], None]) -> None:
@@ -184,13 +231,37 @@ class Worker:
         if not self._surroundings.io.call_soon(callback, self.exit):
             callback(self.exit)
 
-    def kill(self) -> None:
-        """End the process with SIGKILL, its children too."""
+    def kill(self, reason: str | None = None) -> None:
+        """End the process with SIGKILL, its children too. ``reason`` is told in ``exit.text``; the first one counts."""
         self._expected = True
+        self._reason = self._reason or reason
         self._enter(WorkerState.STOPPING)
-        self._signal(signal.SIGKILL)
+        self._process.signal(signal.SIGKILL)
         if self.pid is None:
             self._surroundings.withdraw(self, stuck=False)
+
+    def dump_stacks(self, done: Callable[[tuple[str, ...]], None]) -> None:
+        """Have it write the stacks of all its threads, even while user code holds the GIL; then ``done(lines)``.
+
+        ``lines`` are what it wrote within ``STACKS_S`` seconds; none, and at once, if it is gone or stopped. ``done``
+        runs on the I/O thread. From any thread.
+        """
+        if not self._surroundings.io.call_soon(self._dump_stacks, done):
+            done(())  # the cluster is closed and its thread has ended
+
+    def _dump_stacks(self, done: Callable[[tuple[str, ...]], None]) -> None:
+        if not self._process.running or self._process.stopped:
+            done(())
+            return
+        lines: list[str] = []
+        self._output.collect(lines)
+        self._process.signal(STACKS_SIGNAL)
+
+        def end() -> None:
+            self._output.stop_collecting(lines)
+            done(tuple(lines))
+
+        self._surroundings.later(STACKS_S, end)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Let it finish the calls it has, then end; kill it after ``grace_s`` seconds. Returns at once."""
@@ -202,17 +273,11 @@ class Worker:
         if was is not WorkerState.READY:
             return  # on its way already
         self._say_stop()
-        self._surroundings.io.call_later(grace_s, self._signal, signal.SIGKILL)
+        self._surroundings.io.call_later(grace_s, self._process.signal, signal.SIGKILL)
 
     def _say_stop(self) -> None:
         with contextlib.suppress(ConnectionClosed):
             self._surroundings.send(self.identity, Message(Kind.STOP, 0, None))
-
-    def _signal(self, number: int) -> None:
-        with self._lock:
-            if self._pidfd is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, number)
 
     def _enter(self, state: WorkerState) -> bool:
         """Change the state; ``False`` if it is there, or past it, already."""
@@ -226,11 +291,10 @@ class Worker:
 
     def process_started(self, pid: int, pidfd: int) -> None:
         """The zygote has forked it."""
-        with self._lock:
-            self.pid, self._pidfd = pid, pidfd
-        self._surroundings.io.add_reader(pidfd, self._process_ended)
+        self._process.started(pid, pidfd)
+        self._surroundings.io.add_reader(pidfd, partial(self._process_ended, pidfd))
         if self._state is not WorkerState.STARTING:  # nobody wants it any more
-            self._signal(signal.SIGKILL)
+            self._process.signal(signal.SIGKILL)
 
     def process_not_started(self, failure: StartFailure, why: str) -> None:
         """There will be no process."""
@@ -250,21 +314,23 @@ class Worker:
         if self._state is not WorkerState.STARTING:
             return
         limit = f"within {self.spec.start_timeout_s:.3g} s"
-        if self._pidfd is None:
+        if not self._process.running:
             self._fail(StartFailure.DEADLINE, f"the zygote did not start it {limit}: it is still importing, or stuck")
             self._surroundings.withdraw(self, stuck=True)
             return
         self._fail(StartFailure.DEADLINE, f"its constructor did not return {limit}; where it was is in its last lines")
         self._expected = True
-        self._signal(signal.SIGUSR2)  # faulthandler writes all stacks to its stderr
-        self._surroundings.io.call_later(STACKS_S, self._signal, signal.SIGKILL)
+        self._dump_stacks(lambda _: self._process.signal(signal.SIGKILL))
 
     def take(self, message: Message) -> None:
         """A message from the process."""
         kind = message.kind
         if kind is Kind.CALL_REPLY or kind is Kind.DATA_REPLY:
+            self.answered = True
             self._deliver(self._reply(message))
         elif kind is Kind.PONG:
+            if self._on_pong is not None:
+                self._on_pong(message.body)
             self._deliver(Reply(message.request_id, True, message.body))
         elif kind is Kind.HELLO:
             self._hello()
@@ -296,14 +362,14 @@ class Worker:
             self._surroundings.send(self.identity, Message(Kind.SPEC, 0, body))
         except Exception as error:
             self._fail(StartFailure.PERMANENT, f"its class or arguments cannot be sent: {error}")
-            self._signal(signal.SIGKILL)
+            self._process.signal(signal.SIGKILL)
 
     def _refused(self, body: Any) -> None:
         permanent, (type_name, message, trace) = body
         failure = StartFailure.PERMANENT if permanent else StartFailure.RAISED
         self._fail(failure, f"its constructor raised {type_name}: {message}", trace, type_name)
         self._say_stop()
-        self._surroundings.io.call_later(STOP_GRACE_S, self._signal, signal.SIGKILL)
+        self._surroundings.io.call_later(STOP_GRACE_S, self._process.signal, signal.SIGKILL)
 
     def _deliver(self, reply: Reply) -> None:
         on_reply = self._pending.pop(reply.request_id, None)
@@ -319,12 +385,9 @@ class Worker:
         if self._enter(WorkerState.STOPPING) and self.failure is None:
             self.failure, self._why, self._trace, self._cause_type = failure, why, trace, cause_type
 
-    def _process_ended(self) -> None:
-        assert self._pidfd is not None
-        self._surroundings.io.remove_reader(self._pidfd)
-        with self._lock:
-            os.close(self._pidfd)
-            self._pidfd = None
+    def _process_ended(self, pidfd: int) -> None:
+        self._surroundings.io.remove_reader(pidfd)
+        self._process.ended()
         self._fail_if_starting()
         self._enter(WorkerState.STOPPING)
         self._messages_read = not self._joined
@@ -346,7 +409,7 @@ class Worker:
 
     def unreachable(self) -> None:
         """Its connection is gone."""
-        if self._pidfd is None and self.pid is not None:
+        if not self._process.running and self.pid is not None:
             self._surroundings.io.call_soon(self.messages_read)  # behind what this wake of the thread still reads
 
     def messages_read(self) -> None:
@@ -359,7 +422,7 @@ class Worker:
         self._finish_if_settled()
 
     def _finish_if_settled(self) -> None:
-        if self._pidfd is None and self._messages_read and self._status_known:
+        if not self._process.running and self._messages_read and self._status_known:
             self._finish()
 
     def _finish(self) -> None:
@@ -368,7 +431,14 @@ class Worker:
         self._start_timer.cancel()
         self._output.close()
         self.exit = exit_of(
-            self.name, self.pid, self._status, expected=self._expected, last_lines=self._output.last_lines
+            self.name,
+            self.pid,
+            self._status,
+            expected=self._expected,
+            last_lines=self._output.last_lines,
+            memory_hint=self._memory_hint(),
+            reason=self._reason,
+            node=self.node,
         )
         self._enter(WorkerState.EXITED)
         for request_id in list(self._pending):
@@ -383,6 +453,12 @@ class Worker:
                 logger.exception("a callback for the exit of %s raised", self.name)
         self._surroundings.gone(self)
 
+    def _memory_hint(self) -> str | None:
+        killed = self._status is None or self._status == -signal.SIGKILL
+        if self.pid is None or self._expected or not killed:
+            return None
+        return self._surroundings.memory.hint(self._kills_at_start)
+
     def _resolve_ready(self) -> None:
         if self.ready.done():
             return
@@ -395,4 +471,9 @@ class Worker:
         lines = [f"{self.name} (pid {self.pid}) did not start: {self._why or 'it was stopped'}"]
         if self.exit is not None and self.pid is not None and not self._trace:
             lines.append(self.exit.text)
-        return WorkerStartError("\n".join(lines), cause_type=self._cause_type, remote_traceback=self._trace)
+        return WorkerStartError(
+            "\n".join(lines),
+            cause_type=self._cause_type,
+            remote_traceback=self._trace,
+            permanent=self.failure in (StartFailure.PERMANENT, StartFailure.STOPPED),
+        )

@@ -26,6 +26,7 @@ from lgroup.transport.messages import Kind, Message
 from lgroup.workers import process_setup
 from lgroup.workers.calls import error_record, invoke, make_readonly, next_request_id
 from lgroup.workers.context import WorkerContext, enter_worker
+from lgroup.workers.interrupts import Interrupts
 
 # A failed worker waits this long for the coordinator's word before it ends unasked.
 FAREWELL_S = 5.0
@@ -53,6 +54,7 @@ def worker_process(settings: dict[str, Any], *, output: int, coordinator: int) -
         pid=os.getpid(),
         coordinator_pid=settings["coordinator_pid"],
         ask=channel.ask,
+        interrupts=channel.interrupts,
     )
     enter_worker(context)
     channel.open(context)
@@ -75,6 +77,7 @@ class Channel:
         self._settings = settings
         self._coordinator = coordinator
         self._io = IOThread(f"lgroup-worker-{settings['worker']}")
+        self.interrupts = Interrupts(self._io.call_soon)
         self._context: WorkerContext | None = None
         self._running: int | None = None  # the request user code is carrying out
         self._asked: dict[int, queue.SimpleQueue[Any]] = {}
@@ -121,6 +124,8 @@ class Channel:
         if kind is Kind.PING:
             phase = self._context.phase if self._context is not None else "starting"
             self.send(Kind.PONG, message.request_id, [phase, self._running])
+        elif kind is Kind.INTERRUPT:
+            self.interrupts.arrived(int(message.body))
         elif kind is Kind.STORE_REPLY:
             waiting = self._asked.get(message.request_id)
             if waiting is not None:

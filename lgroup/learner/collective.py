@@ -10,6 +10,8 @@ import contextlib
 import os
 import socket
 import stat
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -99,10 +101,7 @@ class _GlooWork:
         self._work = work
 
     def wait(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise self._group._failed(error) from None
+        self._group._wait(self._work)
 
 
 class GlooGroup:
@@ -111,18 +110,36 @@ class GlooGroup:
     The group is made directly rather than by ``init_process_group``: the worker's default process group stays free for
     the user, no host name is resolved (a host's own name may lead nowhere), and dropping this object is enough to
     leave.
+
+    Args:
+        connect_s: For each connection to come about. Gloo tries five times, so a peer that died after it had told its
+            address costs five times as long: whoever waits for that should not be the main thread.
+        collective_s: For each collective.
+        waits: Told True when a collective is waited for, False when it is over.
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        connect_s: float,
+        collective_s: float,
+        waits: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._lost = False
+        self._waits = waits
+        self._timeout = timedelta(seconds=collective_s)
+        self._closing = threading.Lock()
         before = _sockets()
         # torch's stubs know neither the options nor, everywhere, the group.
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=connect_s)
         options._threads = 1
         try:
             self._group: Any = gloo(store, rank, world_size, options)
@@ -135,37 +152,55 @@ class GlooGroup:
 
     @property
     def lost(self) -> bool:
-        """Whether a collective failed or the group was closed."""
+        """Whether a collective failed, or the group was interrupted or closed."""
         return self._lost
 
     def sum(self, flat: torch.Tensor) -> Pending:
         """Start an all-reduce of `flat` (contiguous, any float dtype), in place."""
-        if self._lost:
-            raise CollectiveLost(f"rank {self.rank}: the group is closed")
-        try:
-            return _GlooWork(self, self._group.allreduce([flat]))
-        except RuntimeError as error:
-            raise self._failed(error) from None
+        options = dist.AllreduceOptions()
+        options.timeout = self._timeout
+        return _GlooWork(self, self._started(lambda group: group.allreduce([flat], options)))
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
         """Copy rank `source`'s `flat` into everybody's, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
+        options.timeout = self._timeout
+        self._wait(self._started(lambda group: group.broadcast([flat], options)))
+
+    def _started(self, start: Callable[[Any], Any]) -> Any:
+        if self._lost:
+            self.close()
+            raise CollectiveLost(f"rank {self.rank} of {self.world_size}: the group is closed")
         try:
-            self._group.broadcast([flat], options).wait()
+            return start(self._group)
         except RuntimeError as error:
             raise self._failed(error) from None
 
-    def close(self) -> None:
-        """Shut the connections down and let go of the group. May be called from any thread, any number of times."""
+    def _wait(self, work: Any) -> None:
+        self._waits(True)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._failed(error) from None
+        finally:
+            self._waits(False)
+
+    def interrupt(self) -> None:
+        """Shut the connections down: whoever waits in a collective raises, here and at the peers. From any thread."""
         self._lost = True
-        now = _sockets() if self._connections else {}
-        for descriptor, inode in self._connections.items():
-            if now.get(descriptor) == inode:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                    connection.shutdown(socket.SHUT_RDWR)
-        self._connections = {}
+        with self._closing:
+            now = _sockets() if self._connections else {}
+            for descriptor, inode in self._connections.items():
+                if now.get(descriptor) == inode:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                        connection.shutdown(socket.SHUT_RDWR)
+            self._connections = {}
+
+    def close(self) -> None:
+        """Shut the connections down and let go of the group. Any number of times, not during a collective of its own."""
+        self.interrupt()
         self._group = None
 
     def _failed(self, error: RuntimeError) -> CollectiveLost:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from lgroup.learner.undo import Undo
 from lgroup.learner.update import Cut, NonfiniteGradient, Update
 
 Reply = dict[str, Any]
-#: Opens the process group of a generation: (generation, rank, world_size, timeout_s).
-OpenGroup = Callable[[int, int, int, float], Collective]
+#: Opens the process group of a generation: (generation, rank, world_size).
+OpenGroup = Callable[[int, int, int], Collective]
 
 
 def describe(error: BaseException) -> dict[str, str]:
@@ -63,39 +63,57 @@ class LearnerHost:
         self._undo = Undo(self.learner)
         self._generation = 0
         self._left = True
+        self._is_torn = False
 
     # Membership
 
     def join(
-        self, generation: int, rank: int, world_size: int, lead: int, behind: tuple[int, ...], timeout_s: float
+        self,
+        generation: int,
+        rank: int,
+        world_size: int,
+        lead: int,
+        behind: Sequence[int],
+        snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        """Enter the process group of `generation`; if any rank is `behind`, those adopt rank `lead`'s state.
+        """Enter the process group of `generation`; ranks that are `behind` adopt rank `lead`'s state.
+
+        With a `snapshot`, which is for the lead, this learner goes back to that first.
 
         Raises:
             CollectiveLost: if the group does not form, or a peer leaves meanwhile.
             TypeError: if the lead's state holds something that no message can carry.
         """
         self._leave()
-        if world_size == 1 or self._open_group is None:
-            collective: Collective = SingleRank()
-        else:
-            collective = self._open_group(generation, rank, world_size, timeout_s)
-        self.learner._lgroup_collective = collective
-        if behind:
-            try:
+        adopts = snapshot is not None or rank in behind
+        if self._is_torn and not adopts:
+            raise SystemExit("the learner could not take over a state, and nobody knows what it holds")
+        self.learner._lgroup_collective = collective = self._opened(generation, rank, world_size)
+        try:
+            if snapshot is not None:
+                state_tree.restore(self.learner, dict(snapshot))
+            if behind:
                 adopt_state(self.learner, collective, lead=lead, behind=behind)
-            except BaseException:
-                collective.close()  # peers may be waiting for what this rank will not send
-                raise
+        except BaseException as error:
+            collective.close()  # peers may be waiting for what this rank will not send
+            # A lost collective comes before the first byte is written; anything else may have come in the middle.
+            self._is_torn = self._is_torn or (adopts and not isinstance(error, CollectiveLost))
+            raise
+        self._is_torn = False
         self._generation = generation
         self._left = False
+
+    def _opened(self, generation: int, rank: int, world_size: int) -> Collective:
+        if world_size == 1 or self._open_group is None:
+            return SingleRank()
+        return self._open_group(generation, rank, world_size)
 
     def _leave(self) -> None:
         self.learner._lgroup_collective.close()
         self._left = True
 
     def _is_void(self, generation: int) -> bool:
-        return self._left or generation != self._generation
+        return self._left or generation != self._generation or self.learner._lgroup_collective.lost
 
     # Entries of the log
 
@@ -122,10 +140,10 @@ class LearnerHost:
         return self._attempt(lambda: self._call(Learner.set_state, {"state": state}))
 
     def read(self, generation: int, name: str, kwargs: Mapping[str, Any]) -> Reply:
-        """Ask for something that changes nothing: ``get_state``, ``digests`` or ``module_ids``."""
+        """Ask for something that changes nothing: ``get_state``, ``snapshot``, ``digests`` or ``module_ids``."""
         if self._is_void(generation):
             return {"outcome": "void"}
-        owner = self if name in ("digests", "module_ids") else self.learner
+        owner = self if name in ("digests", "module_ids", "snapshot") else self.learner
         try:
             value = getattr(owner, name)(**kwargs)
         except Exception as error:
@@ -189,6 +207,10 @@ class LearnerHost:
     def module_ids(self) -> list[str]:
         """The modules that the learner has."""
         return list(self.learner.module.keys())
+
+    def snapshot(self) -> state_tree.Tree:
+        """A copy of the learner's whole state, for `join`."""
+        return dict(state_tree.copy_tree(state_tree.live_tree(self.learner)))
 
     def digests(self) -> dict[str, str]:
         """A digest of every leaf of the learner's state by its path: equal digests mean equal bits."""

@@ -285,7 +285,7 @@ def test_output_is_forwarded_with_the_name_of_its_worker(
         worker.on_exit(inbox.put)
         worker.kill()
         inbox.wait(2)
-    who = f"(actor 0 pid={worker.pid})"
+    who = f"(actor 0@local pid={worker.pid})"
     assert [f"{who} to stdout", f"{who} to stderr", f"{who} no end"] == caplog.messages
 
 

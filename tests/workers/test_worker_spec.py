@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lgroup.workers.environment import MALLOC_DEFAULTS, THREAD_NAMES, worker_environment, zygote_environment
@@ -50,6 +52,61 @@ def test_an_exit_says_how_it_came(status: int | None, expected: bool, words: str
     ended = exit_of("learner 0", 7, status, expected=expected, last_lines=("one", "two"))
     assert words in ended.text
     assert "learner 0 (pid 7)" in ended.text and ended.text.endswith("  one\n  two")
+
+
+HINT = "the cgroup's out-of-memory killer ended 1 process"
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "memory_hint", "own"),
+    [
+        (0, False, None, True),
+        (3, False, None, True),
+        (3, True, None, True),
+        (0, True, None, False),
+        (-11, False, None, True),
+        (-6, True, None, True),  # the coordinator's kill came a moment later
+        (-9, False, None, False),
+        (-9, False, HINT, True),
+        (-9, True, HINT, False),
+        (-15, False, None, False),
+        (None, False, None, False),
+    ],
+)
+def test_a_worker_ends_by_its_own_doing_unless_somebody_ended_it(
+    status: int | None, expected: bool, memory_hint: str | None, own: bool
+) -> None:
+    assert exit_of("learner 0", 7, status, expected=expected, memory_hint=memory_hint).own is own
+
+
+def test_an_exit_says_why_the_coordinator_killed_it_only_if_that_is_what_ended_it() -> None:
+    killed = exit_of("learner 0", 7, -9, expected=True, reason="silent for 10.0 s")
+    assert killed.how == "killed by lgroup: silent for 10.0 s"
+    assert killed.text == "learner 0 (pid 7) on node local killed by lgroup: silent for 10.0 s"
+    assert exit_of("a", 7, None, expected=True, reason="why").how == "killed by lgroup: why"
+    assert exit_of("a", 7, -11, expected=True, reason="why").how == "killed by SIGSEGV"
+    assert exit_of("a", 7, 2, expected=True, reason="why").how == "exited with status 2"
+
+
+def test_evidence_of_a_want_of_memory_takes_the_place_of_the_guess() -> None:
+    ended = exit_of("learner 0", 7, -9, expected=False, memory_hint=HINT, node="far")
+    assert ended.text == f"learner 0 (pid 7) on node far killed by SIGKILL; {HINT}"
+
+
+def test_an_exit_is_plain_values_with_the_last_fifty_lines() -> None:
+    lines = tuple(str(number) for number in range(60))
+    ended = exit_of("learner 0", 7, -9, expected=True, last_lines=lines, reason="why", memory_hint=HINT, node="far")
+    assert json.loads(json.dumps(ended.as_dict())) == {
+        "worker": "learner 0",
+        "node": "far",
+        "pid": 7,
+        "exit_code": None,
+        "signal": "SIGKILL",
+        "memory_hint": HINT,
+        "expected": True,
+        "reason": "why",
+        "last_lines": list(lines[-50:]),
+    }
 
 
 @pytest.mark.parametrize("setting", [{"num_threads": 0}, {"start_timeout_s": 0.0}])
