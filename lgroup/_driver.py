@@ -147,7 +147,7 @@ class GroupDriver:
                 self._lock.wait_for(lambda: self._is_open_for(entry))
 
     def _is_open_for(self, entry: Entry) -> bool:
-        return self.state.is_over or self.state.has_room(entry.nbytes)
+        return self.state.is_over or self.state.entries.has_room(entry.nbytes)
 
     def watch_room(self, entry: Entry, callback: Callable[[], None]) -> None:
         """Call `callback` once, from any thread, when there may be room for `entry` (at once if there is)."""
@@ -187,7 +187,7 @@ class GroupDriver:
                 self._idle_waiters -= 1
 
     def _is_idle(self) -> bool:
-        return self.state.num_outstanding == 0 and not self._outbox and not self._carrying.locked()
+        return self.state.entries.num_outstanding == 0 and not self._outbox and not self._carrying.locked()
 
     def read(self, what: Callable[[GroupState], Any]) -> Any:
         """Look at the state machine between two events."""
@@ -289,7 +289,7 @@ class GroupDriver:
 
     def _call_watchers(self) -> None:
         with self._lock:
-            if self.state.phase is Phase.RUNNING and not self.state.has_room(0):
+            if self.state.phase is Phase.RUNNING and not self.state.entries.has_room(0):
                 return
             watchers, self._watchers = self._watchers, []
         for callback in watchers:

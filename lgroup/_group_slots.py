@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lgroup._liveness import Blame, Limits
 from lgroup.errors import LGroupError
@@ -50,7 +50,7 @@ class RecoveryPolicy:
     snapshot_every: int = 100
     max_kept_bytes: int = 256 << 20
     max_staleness: int | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     seed: int = 0
 
 

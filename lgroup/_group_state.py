@@ -16,15 +16,13 @@ The phases and the ways between them stand in `lgroup._group_phases`; any other 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from lgroup._group_entries import Entries, Room
 from lgroup._group_events import (
     DECIDED,
     Close,
-    Deliver,
     Entry,
     EntryKind,
     Event,
@@ -38,7 +36,6 @@ from lgroup._group_events import (
     Refuse,
     Replied,
     Report,
-    Send,
     Start,
     StartFailed,
     Status,
@@ -50,25 +47,15 @@ from lgroup._group_events import (
     WorkerLost,
     WorkerReady,
 )
-from lgroup._group_log import Log
 from lgroup._group_phases import TRANSITIONS, Phase
 from lgroup._group_slots import RecoveryPolicy, Slots, SlotState
-from lgroup._incidents import Incidents, describe_error, describe_generation
-from lgroup._ledger import Ledger
+from lgroup._incidents import Incidents, describe_generation
 from lgroup._liveness import judge
 from lgroup._verdict import Decision, decision_of, first_error
 from lgroup.errors import LGroupError
 
 #: How often a generation that does not form, or an entry that every learner merely lost, is tried again.
 MAX_TRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How much may be in flight: updates, and bytes of their data. One update is admitted whatever its size."""
-
-    max_updates: int
-    max_bytes: int
 
 
 class GroupState:
@@ -84,30 +71,17 @@ class GroupState:
     def __init__(
         self, num_learners: int, room: Room, policy: RecoveryPolicy | None = None, snapshot_payload: Any = None
     ) -> None:
-        self.room = room
         self.policy = policy or RecoveryPolicy()
         self.phase = Phase.FORMING
-        self.generation = 0
-        self.weights_version = 0
-        self.ledger = Ledger()
-        self.log = Log(self.policy.max_kept_bytes)
         self.slots = Slots(num_learners, self.policy)
         self.incidents = Incidents()
+        self._out: list[Instruction] = []
+        self.entries = Entries(room, self.policy, snapshot_payload, self.incidents, self._out)
         self.cause: Exception | None = None
-        #: Applied updates by how many commits lay between the weights their data was sampled under and their own.
-        self.staleness: Counter[int] = Counter()
-        self._snapshot_payload = snapshot_payload
-        self._snapshot_asked = False
-        self._seq = 0
-        self._number = 0
         self._joins: dict[int, Joined | JoinFailed] = {}
-        self._target = -1  # position that the generation begins at
         self._tries_to_form = 0
         self._interrupted = False
-        self._waiting_since = 0.0
         self._lost_here: dict[int, tuple[bool, Exception]] = {}  # members lost in this generation: own doing, cause
-        self._out: list[Instruction] = []
-        self._now = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Submit: self._on_submit,
             Joined: self._on_join,
@@ -124,36 +98,14 @@ class GroupState:
     # What callers may read
 
     @property
-    def in_flight(self) -> int:
-        """Admitted updates without a verdict."""
-        return sum(1 for _ in self.log.updates())
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Bytes of data of the admitted updates without a verdict."""
-        return sum(entry.nbytes for entry in self.log.updates())
-
-    @property
-    def in_flight_env_steps(self) -> int:
-        """Env steps of the admitted updates without a verdict."""
-        return sum(entry.env_steps for entry in self.log.updates())
-
-    @property
-    def num_outstanding(self) -> int:
-        """Requests of callers without a verdict."""
-        return sum(entry.kind is not EntryKind.SNAPSHOT for entry in self.log.table.values())
+    def generation(self) -> int:
+        """The number of the current membership, from 1."""
+        return self.entries.generation
 
     @property
     def is_over(self) -> bool:
         """Whether the group will never run again."""
         return self.phase in (Phase.BROKEN, Phase.CLOSED)
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether an update of `nbytes` would be admitted now."""
-        in_flight = self.in_flight
-        if in_flight >= self.room.max_updates:
-            return False
-        return in_flight == 0 or self.in_flight_bytes + nbytes <= self.room.max_bytes
 
     def check(self) -> None:
         """Assert the invariants that can be looked at from outside.
@@ -161,12 +113,10 @@ class GroupState:
         Raises:
             AssertionError: naming what does not hold.
         """
-        self.ledger.check(self.in_flight, self.in_flight_env_steps)
-        self.log.check()
+        self.entries.check()
         self.slots.check()
-        assert self.in_flight <= self.room.max_updates, "more updates in flight than there is room for"
         if self.is_over:
-            assert not self.log.table, f"{self.phase.value} with {len(self.log.table)} entries pending"
+            assert not self.entries.log.table, f"{self.phase.value} with entries pending"
         if self.phase is Phase.RUNNING:
             positions = {self.slots[slot].position is None for slot in self.slots.live}
             assert positions == {False}, "running without members, or with one that holds nothing"
@@ -175,25 +125,25 @@ class GroupState:
 
     def start(self, now: float) -> list[Instruction]:
         """Form the first generation: every learner adopts the first one's state."""
-        self._now = now
+        self.entries.now = now
         self._form()
         return self._take()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event at time `now` (monotonic, seconds) and say what is to be done, in order."""
-        self._now = now
+        self.entries.now = now
         self._handlers[type(event)](event)
         return self._take()
 
     def drop_at_the_door(self, entry: Entry, reason: str, error: Any, now: float) -> list[Instruction]:
         """Account for an update that is dropped before admission for a reason outside this machine."""
-        self._now = now
-        self._number_update(entry)
-        self._deliver(entry, Decision(Status.DROPPED, reason, error))
+        self.entries.now = now
+        self.entries.drop_at_the_door(entry, reason, error)
         return self._take()
 
     def _take(self) -> list[Instruction]:
-        out, self._out = self._out, []
+        out = self._out[:]
+        self._out.clear()
         return out
 
     def _move(self, phase: Phase) -> None:
@@ -207,71 +157,25 @@ class GroupState:
         entry = event.entry
         if self.phase is Phase.CLOSED:
             raise LGroupError("the learner group is shut down: it takes no more requests")
-        if entry.kind is EntryKind.UPDATE and self.phase is not Phase.BROKEN and not self.has_room(entry.nbytes):
+        is_open = self.phase is Phase.BROKEN or entry.kind is not EntryKind.UPDATE
+        if not is_open and not self.entries.has_room(entry.nbytes):
             if event.may_wait:
                 self._out.append(Refuse(entry))
-                return
-            self._number_update(entry)
-            self._deliver(entry, Decision(Status.DROPPED, "queue_full"))
+            else:
+                self.entries.drop_at_the_door(entry, "queue_full")
             return
-        self._admit(entry)
+        self.entries.admit(entry)
         if self.phase is Phase.BROKEN:
             self._give_up()
         else:
             self._flush()
 
-    def _number_update(self, entry: Entry) -> None:
-        self._seq += 1
-        entry.seq = self._seq
-        self.ledger.submit(entry.env_steps)
-
-    def _admit(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.UPDATE:
-            self._number_update(entry)
-        entry.number = self._number
-        self._number += 1
-        if not self.log.table:
-            self._waiting_since = self._now
-        self.log.table[entry.number] = entry
-
-    # Sending
-
     def _flush(self) -> None:
-        """Send what this generation was not sent yet, in order."""
-        if self.phase is not Phase.RUNNING:
-            return
-        version = self.weights_version  # at the latest, when the entry's turn comes
-        for place, entry in enumerate(self.log.pending()):
-            if entry.doom is not None:
-                continue  # its verdict waits for those before it
-            if entry.sent_in != self.generation:
-                if self._is_stale(entry, version):
-                    if place == 0:
-                        self._drop_stale(entry)
-                    return  # it waits for its turn: some update before it may fail
-                self._send(entry)
-            version += entry.number in self.log.table and entry.kind is EntryKind.UPDATE
-
-    def _is_stale(self, entry: Entry, version: int) -> bool:
-        limit = self.policy.max_staleness
-        if limit is None or entry.sampled_version is None or entry.number in self.log.replays:
-            return False
-        return version - entry.sampled_version > limit
-
-    def _drop_stale(self, entry: Entry) -> None:
-        self._pop(entry)
-        self._deliver(entry, Decision(Status.DROPPED, "stale"))
-        self._flush()
-
-    def _send(self, entry: Entry) -> None:
-        members = self.slots.members
-        entry.replies = {}
-        entry.sent_in = self.generation
-        entry.sent_to = members[:1] if entry.one_learner else members
-        self._out.append(Send(entry, entry.sent_to, self.generation, members))
+        if self.phase is Phase.RUNNING:
+            self.entries.flush(self.slots.members)
 
     def _on_unsendable(self, event: Unsendable) -> None:
-        entry = self.log.find(event.number)
+        entry = self.entries.log.find(event.number)
         if entry is None or entry.sent_in != event.generation:
             return
         entry.sent_to, entry.doom = (), ("user_error", event.error)
@@ -283,7 +187,7 @@ class GroupState:
     def _on_reply(self, event: Replied) -> None:
         if event.generation != self.generation or self.phase not in (Phase.RUNNING, Phase.SETTLING):
             return
-        entry, slot = self.log.find(event.number), event.slot
+        entry, slot = self.entries.log.find(event.number), event.slot
         if entry is None or entry.sent_in != self.generation or slot in entry.replies or slot not in entry.sent_to:
             raise AssertionError(f"learner {slot} answered entry {event.number}, which it was not asked")
         entry.replies[slot] = event.reply
@@ -296,11 +200,11 @@ class GroupState:
 
     def _deliver_decided(self) -> None:
         """Deliver from the head of the log while every learner asked has decided, or nothing can help any more."""
-        for entry in self.log.pending():
+        for entry in self.entries.log.pending():
             if entry.doom is not None:
-                self._conclude(entry, Decision(Status.FAILED, *entry.doom))
+                self.entries.conclude(entry, Decision(Status.FAILED, *entry.doom))
             elif self._is_decided(entry):
-                self._conclude(entry, decision_of(entry))
+                self.entries.conclude(entry, decision_of(entry))
             else:
                 break
         self._flush()  # a snapshot may be due, and what waited for its turn may have it now
@@ -313,85 +217,20 @@ class GroupState:
         replies = entry.replies
         return bool(asked) and all(slot in replies and replies[slot].outcome in DECIDED for slot in asked)
 
-    def _pop(self, entry: Entry) -> bool:
-        self._waiting_since = self._now
-        return self.log.take(entry)
-
-    def _conclude(self, entry: Entry, decision: Decision) -> None:
-        """Give an entry of the log its verdict."""
-        was_replay = self._pop(entry)
-        if entry.kind is EntryKind.SNAPSHOT:
-            self._take_snapshot(entry, decision)
-            return
-        if was_replay:
-            if decision.status is not Status.APPLIED:
-                self._roll_back(entry)
-        else:
-            self._deliver(entry, decision)
-        if decision.status is Status.APPLIED and entry.in_log and self._snapshot_payload is not None:
-            self.log.keep(entry)
-            self._ask_for_snapshot()
-
-    def _deliver(self, entry: Entry, decision: Decision) -> None:
-        """Enter a verdict in the ledger and have the caller told."""
-        if entry.kind is EntryKind.UPDATE:
-            if decision.status is Status.DROPPED:
-                self.ledger.drop(decision.reason, entry.env_steps)  # type: ignore[arg-type]
-            elif decision.status is Status.FAILED:
-                self.ledger.fail(decision.reason, entry.env_steps)  # type: ignore[arg-type]
-            else:
-                # Decided by all, with nothing to train: the data was taken, the weights are what they were.
-                self.ledger.apply(entry.env_steps)
-                if decision.status is Status.APPLIED:
-                    if entry.sampled_version is not None:
-                        self.staleness[self.weights_version - entry.sampled_version] += 1
-                    self.weights_version += 1
-        replies = {slot: entry.replies[slot] for slot in entry.sent_to if slot in entry.replies}
-        self._out.append(Deliver(entry, decision.verdict(self.weights_version, self.generation, replies)))
-
-    # Snapshots
-
-    def _ask_for_snapshot(self) -> None:
-        due = self.log.num_kept_updates >= self.policy.snapshot_every or self.log.is_half_full
-        if due and not self._snapshot_asked and not self.is_over:
-            self._snapshot_asked = True
-            self._admit(Entry(EntryKind.SNAPSHOT, self._snapshot_payload, one_learner=True))
-
-    def _take_snapshot(self, entry: Entry, decision: Decision) -> None:
-        self._snapshot_asked = False
-        if decision.status is Status.APPLIED:
-            # Asked again in a later generation, it holds what that one began with, too.
-            position = max(entry.number, self._target)
-            self.log.snapshot_taken(next(iter(entry.replies.values())).body["value"], position)
-        elif decision.reason == "user_error":
-            self._snapshot_payload = None
-            self.log.forget_all()
-            why = describe_error(decision.error)
-            self._out.append(Warn(f"no snapshots can be taken, so that the death of all learners is the end: {why}"))
-
-    def _roll_back(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.UPDATE:
-            self.ledger.roll_back(entry.env_steps)
-        self.incidents.note(f"{entry}, applied before, is rolled back")
-
     # Settling: nothing more is sent, every member left answers everything it was sent
-
-    def _sent(self) -> list[Entry]:
-        """Entries that this generation's members have been sent; what came while it settles was not."""
-        return [entry for entry in self.log.pending() if entry.sent_in == self.generation]
 
     def _owing(self, entry: Entry) -> list[int]:
         return [slot for slot in entry.sent_to if slot not in entry.replies and slot in self.slots.live]
 
     def _settle_if_answered(self) -> None:
-        if self.phase is Phase.SETTLING and not any(self._owing(entry) for entry in self._sent()):
+        if self.phase is Phase.SETTLING and not any(self._owing(entry) for entry in self.entries.sent()):
             self._settle()
 
     def _settle(self) -> None:
         furthest = self.slots.furthest
-        undecided = [e for e in self._sent() if not e.in_log or furthest is None or e.number > furthest]
+        undecided = [e for e in self.entries.sent() if not e.in_log or furthest is None or e.number > furthest]
         for number, why in self._blamed(undecided).items():
-            self._interrupted_by_death(self.log.find(number), *why)
+            self._interrupted_by_death(self.entries.log.find(number), *why)
         head = next((entry for entry in undecided if entry.in_log), None)
         if head is not None and head.doom is None:
             error = first_error(head)
@@ -445,31 +284,23 @@ class GroupState:
             self.incidents.note(f"the group waits for replacements: min_learners={self.policy.min_learners}")
 
     def _form(self) -> None:
-        self.generation += 1
+        entries = self.entries
+        entries.generation += 1
+        entries.since = entries.now
         self._joins, self._lost_here, self._interrupted = {}, {}, False
-        self._waiting_since = self._now
         furthest = self.slots.furthest
         members = self.slots.form()
         snapshot = None
         if furthest is None:
-            snapshot = self._rewind()
-            lead, self._target = members[0], self.log.snapshot_position
+            snapshot = entries.rewind(members)
+            lead, entries.target = members[0], entries.log.snapshot_position
         else:
-            lead, self._target = self.slots.at(furthest)[0], furthest
-        behind = tuple(slot for slot in members if slot != lead and self.slots[slot].position != furthest)
-        if furthest is None:
-            behind = tuple(slot for slot in members if slot != lead)
+            lead, entries.target = self.slots.at(furthest)[0], furthest
+        behind = tuple(s for s in members if s != lead and (furthest is None or self.slots[s].position != furthest))
         self._out += [
-            Join(slot, self.generation, members, lead, behind, snapshot if slot == lead else None) for slot in members
+            Join(slot, entries.generation, members, lead, behind, snapshot if slot == lead else None)
+            for slot in members
         ]
-
-    def _rewind(self) -> Any:
-        """Nobody holds the log any more: go back to the snapshot, and carry out again what came after it."""
-        for entry in self.log.rewind():
-            self._roll_back(entry)
-        if self.log.replays:
-            self.incidents.note(f"back to the last snapshot; {len(self.log.replays)} entries are carried out again")
-        return self.log.snapshot
 
     def _on_join(self, event: Joined | JoinFailed) -> None:
         slot = event.slot
@@ -477,7 +308,7 @@ class GroupState:
             return
         self._joins[slot] = event
         if isinstance(event, Joined):
-            self.slots[slot].position = self._target
+            self.slots[slot].position = self.entries.target
         self._begin_if_joined()
 
     def _begin_if_joined(self) -> None:
@@ -500,11 +331,11 @@ class GroupState:
         """Every member joined: deliver what the leader had decided, go on with the rest."""
         self._tries_to_form = 0
         self._move(Phase.RUNNING)
-        self._waiting_since = self._now
+        self.entries.since = self.entries.now
         self._close_incident()
-        for entry in self.log.pending():
-            if entry.in_log and entry.number <= self._target:
-                self._conclude(entry, Decision(Status.FAILED, *entry.doom) if entry.doom else decision_of(entry))
+        for entry in self.entries.log.pending():
+            if entry.in_log and entry.number <= self.entries.target:
+                self.entries.conclude(entry, Decision(Status.FAILED, *entry.doom) if entry.doom else decision_of(entry))
         if self.slots.ready:
             self._grow()
         else:
@@ -532,7 +363,7 @@ class GroupState:
             return
         self._start_again(
             event.slot,
-            self.slots.did_not_start(event.slot, self._now, event.error, permanent=event.permanent),
+            self.slots.did_not_start(event.slot, self.entries.now, event.error, permanent=event.permanent),
         )
         self._out.append(Warn(f"learner {event.slot} could not be started: {event.error}"))
         self._end_if_hopeless()
@@ -542,9 +373,9 @@ class GroupState:
             return
         slot, was = event.slot, self.slots[event.slot]
         blame, was_member = was.blame, was.state is SlotState.MEMBER
-        self.incidents.lost(event, self.slots.rank(slot), self.generation, [str(e) for e in self._sent()])
+        self.incidents.lost(event, self.slots.rank(slot), self.generation, [str(e) for e in self.entries.sent()])
         own = event.own or (blame is not None and blame.own)
-        self._start_again(slot, self.slots.lost(slot, self._now))
+        self._start_again(slot, self.slots.lost(slot, self.entries.now))
         if was_member:
             self._lost_here[slot] = (own, event.cause)
             self._leave_collective()
@@ -596,7 +427,7 @@ class GroupState:
         judgement = judge(
             {slot: look for slot, look in event.looks.items() if slot in self.slots.up},
             owing,
-            waited_s=self._now - self._waiting_since,
+            waited_s=self.entries.now - self.entries.since,
             limits=self.policy.limits,
             what=what,
             interrupted=self._interrupted,
@@ -613,7 +444,7 @@ class GroupState:
         """Who has not done yet what the group waits for, and what that is."""
         if self.phase is Phase.FORMING:
             return [slot for slot in self.slots.live if slot not in self._joins], "join its process group"
-        for entry in self._sent():
+        for entry in self.entries.sent():
             if owing := self._owing(entry):
                 return owing, f"answer {entry}"
         return [], ""
@@ -628,19 +459,12 @@ class GroupState:
         self._out.append(Stop(cause))
 
     def _give_up(self) -> None:
-        for entry in list(self.log.table.values()):
-            self._pop(entry)
-            if entry.kind is not EntryKind.SNAPSHOT:
-                self._deliver(entry, Decision(Status.FAILED, "worker_died", self.cause))
+        died = Decision(Status.FAILED, "worker_died", self.cause)
+        self.entries.give_up(died, died)
 
     def _on_close(self, event: Close) -> None:
         if self.phase is Phase.CLOSED:
             return
         self._move(Phase.CLOSED)
-        for entry in list(self.log.table.values()):
-            self._pop(entry)
-            if entry.kind is EntryKind.UPDATE:
-                self._deliver(entry, Decision(Status.DROPPED, "shutdown"))
-            elif entry.kind is not EntryKind.SNAPSHOT:
-                self._deliver(entry, Decision(Status.FAILED, "shutdown"))
+        self.entries.give_up(Decision(Status.DROPPED, "shutdown"), Decision(Status.FAILED, "shutdown"))
         self._out.append(Stop(None))

@@ -11,19 +11,19 @@ from lgroup._group_state import GroupState
 def group_stats(state: GroupState) -> dict[str, Any]:
     """The group's counters, see `LearnerGroup.get_stats`."""
     return {
-        "learner_group_ts_dropped_lifetime": state.ledger.dropped_env_steps(),
-        "actor_manager_num_outstanding_async_reqs": state.num_outstanding,
-        "updates": state.ledger.updates.as_dict(state.in_flight),
-        "env_steps": state.ledger.env_steps.as_dict(state.in_flight_env_steps),
-        "weights_version": state.weights_version,
+        "learner_group_ts_dropped_lifetime": state.entries.ledger.dropped_env_steps(),
+        "actor_manager_num_outstanding_async_reqs": state.entries.num_outstanding,
+        "updates": state.entries.ledger.updates.as_dict(state.entries.in_flight),
+        "env_steps": state.entries.ledger.env_steps.as_dict(state.entries.in_flight_env_steps),
+        "weights_version": state.entries.weights_version,
         "generation": state.generation,
         "phase": state.phase.value,
         "num_healthy_learners": 0 if state.is_over else len(state.slots.up),
         "num_restarts": state.slots.num_restarts,
         "num_incidents": state.incidents.count,
         "staleness": {
-            "histogram": dict(sorted(state.staleness.items())),
-            "max": max(state.staleness, default=0),
+            "histogram": dict(sorted(state.entries.staleness.items())),
+            "max": max(state.entries.staleness, default=0),
         },
     }
 

@@ -112,7 +112,7 @@ class Submissions:
     def _noop(self, entry: Entry) -> UpdateResult:
         """The result of an update without rows: nothing was submitted, so the ledger does not know of it."""
         nothing: dict[str, Any] = {ALL_MODULES: {NUM_ENV_STEPS_TRAINED: 0}}
-        version, generation = self._driver.read(lambda state: (state.weights_version, state.generation))
+        version, generation = self._driver.read(lambda state: (state.entries.weights_version, state.generation))
         return UpdateResult(
             [dict(nothing) for _ in range(max(1, self._config.num_learners))],
             status="noop",

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lgroup._building import build_learners, check_devices, recovery_policy
 from lgroup._driver import GroupDriver
+from lgroup._group_entries import Room
 from lgroup._group_events import Entry, EntryKind
-from lgroup._group_state import GroupState, Room
+from lgroup._group_state import GroupState
 from lgroup._post_mortem import PostMortems
 from lgroup._requests import ChangeRequest, ReadRequest
 from lgroup._stats import first_difference, group_stats
@@ -387,7 +388,7 @@ class LearnerGroup:
         return True
 
     def __repr__(self) -> str:
-        phase, in_flight = self._driver.read(lambda state: (state.phase.value, state.in_flight))
+        phase, in_flight = self._driver.read(lambda state: (state.phase.value, state.entries.in_flight))
         return f"<LearnerGroup {phase} num_learners={len(self)} in_flight={in_flight}>"
 
     # The end

@@ -199,7 +199,7 @@ class GlooGroup:
             self._connections = {}
 
     def close(self) -> None:
-        """Shut the connections down and let go of the group. Any number of times, not during a collective of its own."""
+        """Shut the connections down and let go of the group. Any number of times, not while it waits in a sum itself."""
         self.interrupt()
         self._group = None
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from lgroup._group_entries import Room
 from lgroup._group_events import (
     Deliver,
     Entry,
@@ -33,7 +34,7 @@ from lgroup._group_events import (
 )
 from lgroup._group_phases import Phase
 from lgroup._group_slots import RecoveryPolicy
-from lgroup._group_state import GroupState, Room
+from lgroup._group_state import GroupState
 
 ERROR = {"type": "ValueError", "message": "no", "traceback": "..."}
 SNAPSHOT = "a request for a snapshot"
@@ -257,7 +258,7 @@ class World:
     def submit(self, kind: EntryKind, fates: dict[int, str] | None = None, **fields: Any) -> Entry:
         entry = Entry(kind, payload=None, **fields)
         for slot, fate in (fates or {}).items():
-            self.fates[self.state._number, slot] = fate
+            self.fates[self.state.entries._number, slot] = fate
         self.handle(Submit(entry))
         return entry
 
@@ -267,7 +268,7 @@ class World:
             moved = self.start_any() if births else False
             order = list(range(len(self.processes)))
             self.rng.shuffle(order)
-            if not any([self.act(slot) for slot in order]) and not moved:
+            if not [slot for slot in order if self.act(slot)] and not moved:
                 return
 
     def start_any(self) -> bool:

@@ -65,20 +65,20 @@ def test_whoever_dies_whenever_nothing_is_lost_and_the_survivors_hold_the_same_l
     world.run()
 
     state = world.state
-    assert state.phase is Phase.RUNNING and state.num_outstanding == 0
+    assert state.phase is Phase.RUNNING and state.entries.num_outstanding == 0
     assert len(world.verdicts) == len(submitted), "every entry has exactly one verdict"
     logs = [process.log for process in world.processes if process is not None]
     assert len(logs) == num_learners and all(log == logs[0] for log in logs)
     applied = [e for e in submitted if world.verdicts[id(e)].status is Status.APPLIED and e.in_log]
-    rolled_back = state.ledger.updates.failed["rolled_back"]
+    rolled_back = state.entries.ledger.updates.failed["rolled_back"]
     held = set(logs[0])
     assert logs[0] == sorted(held) and held <= {entry.number for entry in applied}
     updates = [entry for entry in applied if entry.kind is EntryKind.UPDATE]
     assert len([entry for entry in updates if entry.number not in held]) == rolled_back
-    assert state.ledger.updates.applied == len(updates) - rolled_back
-    assert state.weights_version == len(updates), "it never decreases"
+    assert state.entries.ledger.updates.applied == len(updates) - rolled_back
+    assert state.entries.weights_version == len(updates), "it never decreases"
     env_steps = sum(entry.env_steps for entry in updates if entry.number in held)
-    assert state.ledger.env_steps.applied == env_steps
+    assert state.entries.ledger.env_steps.applied == env_steps
 
 
 def test_a_random_life_is_checked_after_each_of_a_hundred_thousand_events_and_takes_every_way_of_the_table() -> None:
@@ -155,7 +155,7 @@ def test_an_update_that_kills_its_learner_each_time_is_poison_and_the_next_one_g
     world.run()
     assert world.verdicts[id(poison)].reason == "poison"
     assert world.verdicts[id(after)].status is Status.APPLIED
-    assert world.state.ledger.env_steps.failed == {"poison": 7}
+    assert world.state.entries.ledger.env_steps.failed == {"poison": 7}
     assert world.state.slots.num_restarts == 3, "it was tried once and twice again"
 
 
@@ -179,7 +179,7 @@ def test_deaths_by_others_hands_never_make_an_update_poison() -> None:
                 world.act(slot) if world.state.phase is not Phase.RUNNING else None
     world.run()
     assert world.verdicts[id(entry)].reason in (None, "worker_died")
-    assert "poison" not in world.state.ledger.updates.failed
+    assert "poison" not in world.state.entries.ledger.updates.failed
 
 
 def test_when_all_die_the_snapshot_is_restored_and_what_came_after_it_is_carried_out_again() -> None:
@@ -193,22 +193,22 @@ def test_when_all_die_the_snapshot_is_restored_and_what_came_after_it_is_carried
     logs = [process.log for process in world.processes if process]
     numbers = [entry.number for entry in world.delivered]
     assert logs == [numbers, numbers] and len(numbers) == 3
-    assert world.state.weights_version == 3
-    assert world.state.ledger.updates.failed == {}
+    assert world.state.entries.weights_version == 3
+    assert world.state.entries.ledger.updates.failed == {}
 
 
 def test_what_could_not_be_kept_is_rolled_back_to_the_row() -> None:
     world = settled(num_learners=2, policy=RecoveryPolicy(snapshot_every=1000, max_kept_bytes=100))
-    world.state._snapshot_asked = True  # as if the answer were under way all the time
+    world.state.entries._snapshot_asked = True  # as if the answer were under way all the time
     for env_steps in (3, 5, 7):
         world.submit(EntryKind.UPDATE, env_steps=env_steps, nbytes=60)
         world.run()
     for slot in (0, 1):
         world.kill(slot)
     world.run()
-    assert world.state.ledger.env_steps.failed == {"rolled_back": 8}
-    assert world.state.ledger.env_steps.applied == 7
-    assert world.state.weights_version == 3, "versions never decrease"
+    assert world.state.entries.ledger.env_steps.failed == {"rolled_back": 8}
+    assert world.state.entries.ledger.env_steps.applied == 7
+    assert world.state.entries.weights_version == 3, "versions never decrease"
 
 
 def test_without_restarts_the_group_ends_when_too_few_are_left_and_names_the_first_death() -> None:
@@ -222,7 +222,7 @@ def test_without_restarts_the_group_ends_when_too_few_are_left_and_names_the_fir
     assert world.state.phase is Phase.BROKEN and world.stopped
     assert "learner 1 died" in str(world.state.cause) and "restart_failed_learners=False" in str(world.state.cause)
     assert world.verdicts[id(entry)].error is world.state.cause
-    assert world.state.ledger.env_steps.failed == {"worker_died": 3}
+    assert world.state.entries.ledger.env_steps.failed == {"worker_died": 3}
 
 
 def test_a_crash_loop_at_start_uses_up_the_budget_and_ends_with_the_reason() -> None:

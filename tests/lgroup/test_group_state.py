@@ -49,14 +49,14 @@ def test_whatever_raises_in_whatever_order_learners_hold_the_same_log_and_the_le
     world.run()
 
     state = world.state
-    assert state.phase is Phase.RUNNING and state.num_outstanding == 0
+    assert state.phase is Phase.RUNNING and state.entries.num_outstanding == 0
     assert len(world.verdicts) == len(submitted), "every entry has exactly one verdict"
     logs = [process.log for process in world.processes if process is not None]
     assert all(log == logs[0] for log in logs)
     applied = [e for e in submitted if world.verdicts[id(e)].status is Status.APPLIED and e.kind is not EntryKind.READ]
     assert [entry.number for entry in applied] == logs[0]
-    assert state.weights_version == sum(entry.kind is EntryKind.UPDATE for entry in applied)
-    assert state.ledger.env_steps.submitted == sum(e.env_steps for e in submitted if e.kind is EntryKind.UPDATE)
+    assert state.entries.weights_version == sum(entry.kind is EntryKind.UPDATE for entry in applied)
+    assert state.entries.ledger.env_steps.submitted == sum(e.env_steps for e in submitted if e.kind is EntryKind.UPDATE)
 
 
 @settings(deadline=None, max_examples=100)
@@ -79,7 +79,7 @@ def test_whenever_the_group_ends_every_entry_gets_its_verdict_at_once(
         world.handle(Close())
     assert world.stopped
     assert len(world.verdicts) == len(submitted)
-    assert world.state.in_flight == 0
+    assert world.state.entries.in_flight == 0
     world.run()  # late answers change nothing
     assert len(world.verdicts) == len(submitted)
 
@@ -89,24 +89,24 @@ def test_an_update_goes_to_every_learner_or_to_none() -> None:
     sent = [world.handle(Submit(Entry(EntryKind.UPDATE, None, env_steps=7))) for _ in range(4)]
     assert [type(instructions[0]).__name__ for instructions in sent] == ["Send", "Send", "Deliver", "Deliver"]
     assert all(instructions[0].slots == (0, 1, 2) for instructions in sent[:2])  # type: ignore[union-attr]
-    assert world.state.ledger.env_steps.dropped == {"queue_full": 14}
-    assert world.state.ledger.dropped_env_steps() == 14
+    assert world.state.entries.ledger.env_steps.dropped == {"queue_full": 14}
+    assert world.state.entries.ledger.dropped_env_steps() == 14
 
 
 def test_a_submission_that_chose_to_wait_leaves_no_trace_when_there_is_no_room() -> None:
     world = settled(max_updates=1)
     world.submit(EntryKind.UPDATE)
     assert isinstance(world.handle(Submit(Entry(EntryKind.UPDATE, None), may_wait=True))[0], Refuse)
-    assert world.state.ledger.updates.submitted == 1
+    assert world.state.entries.ledger.updates.submitted == 1
 
 
 def test_room_is_counted_in_bytes_too_but_one_update_always_fits() -> None:
     world = settled(max_updates=3)
     big = (1 << 20) + 1
     world.submit(EntryKind.UPDATE, nbytes=big)
-    assert not world.state.has_room(1)
+    assert not world.state.entries.has_room(1)
     world.run()
-    assert world.state.has_room(1)
+    assert world.state.entries.has_room(1)
 
 
 def test_reads_and_changes_need_no_room_and_never_touch_the_ledger() -> None:
@@ -115,7 +115,7 @@ def test_reads_and_changes_need_no_room_and_never_touch_the_ledger() -> None:
     for kind in (EntryKind.READ, EntryKind.CHANGE):
         world.submit(kind)
     world.run()
-    assert world.state.ledger.updates.submitted == 1
+    assert world.state.entries.ledger.updates.submitted == 1
     assert [entry.kind for entry in world.delivered] == [EntryKind.UPDATE, EntryKind.READ, EntryKind.CHANGE]
 
 
@@ -150,7 +150,7 @@ def test_a_nonfinite_gradient_fails_the_update_without_forming_again() -> None:
     entry = world.submit(EntryKind.UPDATE, {1: "nonfinite"})
     world.run()
     assert world.verdicts[id(entry)].reason == "nonfinite"
-    assert world.state.generation == 1 and world.state.weights_version == 0
+    assert world.state.generation == 1 and world.state.entries.weights_version == 0
 
 
 def test_what_was_queued_behind_a_failed_update_is_sent_again_in_order() -> None:
@@ -200,7 +200,7 @@ def test_what_is_in_flight_at_a_close_is_dropped_and_counted() -> None:
     world = settled()
     world.submit(EntryKind.UPDATE, env_steps=5)
     world.handle(Close())
-    assert world.state.ledger.env_steps.dropped == {"shutdown": 5}
+    assert world.state.entries.ledger.env_steps.dropped == {"shutdown": 5}
 
 
 def test_an_idle_group_has_no_deadline() -> None:
@@ -215,7 +215,7 @@ def test_staleness_counts_commits_between_sampling_and_training() -> None:
     for sampled in (0, 0, 2):
         world.submit(EntryKind.UPDATE, sampled_version=sampled)
         world.run()
-    assert world.state.staleness == {0: 2, 1: 1}
+    assert world.state.entries.staleness == {0: 2, 1: 1}
 
 
 def test_an_update_that_is_too_stale_when_its_turn_comes_is_dropped_and_one_that_is_not_is_trained() -> None:
@@ -223,7 +223,7 @@ def test_an_update_that_is_too_stale_when_its_turn_comes_is_dropped_and_one_that
     entries = [world.submit(EntryKind.UPDATE, sampled_version=0, env_steps=3) for _ in range(3)]
     world.run()
     assert [world.verdicts[id(entry)].status for entry in entries] == [Status.APPLIED, Status.APPLIED, Status.DROPPED]
-    assert world.state.ledger.env_steps.dropped == {"stale": 3}
+    assert world.state.entries.ledger.env_steps.dropped == {"stale": 3}
 
 
 def test_an_update_is_not_dropped_as_stale_because_of_one_before_it_that_fails() -> None:

@@ -321,10 +321,11 @@ def test_module_buffers_are_the_same_on_all_learners_whatever_rows_each_has_seen
     assert int(weights["rows"]) == counted + 12 // len(started)  # the first learner's, who saw its own rows
 
 
-def test_a_dead_learner_ends_every_pending_and_later_call_with_an_error_that_names_it(
+def test_where_no_learner_is_replaced_a_dead_one_ends_every_pending_and_later_call_with_an_error_that_names_it(
     cluster: lgroup.Cluster,
 ) -> None:
-    with LearnerGroup(config=rl.config_of(rl.Regression, 2, SPEC), cluster=cluster) as group:
+    config = rl.config_of(rl.Regression, 2, SPEC).fault_tolerance(restart_failed_learners=False, min_learners=2)
+    with LearnerGroup(config=config, cluster=cluster) as group:
         batch = rl.rows(ROWS, 0)
         group.update(batch=batch)
         victim = pids(group)[1]
