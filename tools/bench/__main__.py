@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tools.bench import calls, resources, updates
+from tools.bench import calls, recovery, resources, updates
 from tools.bench.figures import Figure, table
 
 MEASUREMENTS: dict[str, Callable[[int], list[Figure]]] = {
@@ -26,6 +26,7 @@ MEASUREMENTS: dict[str, Callable[[int], list[Figure]]] = {
     "start": resources.start,
     "memory": resources.memory,
     "idle": resources.idle,
+    "recovery": recovery.recovery,
 }
 
 

@@ -1,0 +1,1 @@
+"""Trains under random faults and checks, after each, that nothing was lost, doubled, leaked or left behind."""
