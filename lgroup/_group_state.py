@@ -80,7 +80,7 @@ class GroupState:
         self.cause: Exception | None = None
         self._joins: dict[int, Joined | JoinFailed] = {}
         self._tries_to_form = 0
-        self._interrupted = False
+        self._interrupted_at: float | None = None
         self._lost_here: dict[int, tuple[bool, Exception]] = {}  # members lost in this generation: own doing, cause
         self._handlers: dict[type, Callable[[Any], None]] = {
             Submit: self._on_submit,
@@ -287,7 +287,7 @@ class GroupState:
         entries = self.entries
         entries.generation += 1
         entries.since = entries.now
-        self._joins, self._lost_here, self._interrupted = {}, {}, False
+        self._joins, self._lost_here, self._interrupted_at = {}, {}, None
         furthest = self.slots.furthest
         members = self.slots.form()
         snapshot = None
@@ -391,6 +391,7 @@ class GroupState:
 
     def _leave_collective(self) -> None:
         if self.slots.live:
+            self._interrupted_at = self.entries.now
             self._out.append(Interrupt(self.slots.live, self.generation))
 
     def _after_a_loss(self, was_member: bool) -> None:
@@ -430,14 +431,13 @@ class GroupState:
             waited_s=self.entries.now - self.entries.since,
             limits=self.policy.limits,
             what=what,
-            interrupted=self._interrupted,
+            interrupted_s=None if self._interrupted_at is None else self.entries.now - self._interrupted_at,
         )
         for slot, blame in judgement.kill.items():
             if self.slots[slot].blame is None:
                 self.slots[slot].blame = blame
                 self._out.append(Kill(slot, blame.reason, dump=self.slots.up))
         if judgement.interrupt:
-            self._interrupted = True
             self._leave_collective()
 
     def _first_in_line(self) -> tuple[list[int], str]:

@@ -366,6 +366,15 @@ class LearnerGroup:
         """
         return {**self._driver.read(group_stats), "learners": self._driver.learners.rows()}
 
+    def post_mortems(self) -> list[dict[str, Any]]:
+        """The last incidents, up to 100, oldest first, as plain values.
+
+        Each has ``incident`` (its number), ``generation``, ``first`` and ``others`` (the learners that died: ``rank``,
+        ``node``, ``pid``, ``exit_code``, ``signal``, ``memory_hint``, ``last_lines``, ``stacks``, ...), ``in_flight``
+        and ``consequences``.
+        """
+        return [incident.as_dict() for incident in list(self._driver.post_mortems.kept)]
+
     @property
     def is_remote(self) -> bool:
         """Whether the learners have processes of their own."""

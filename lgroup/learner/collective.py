@@ -199,7 +199,7 @@ class GlooGroup:
             self._connections = {}
 
     def close(self) -> None:
-        """Shut the connections down and let go of the group. Any number of times, not while it waits in a sum itself."""
+        """Shut the connections down and let go of the group. Not while a sum of its own is waited for."""
         self.interrupt()
         self._group = None
 

@@ -94,15 +94,18 @@ def run(options: Options) -> Outcome:
     outcome, processes, started = Outcome(), _Processes(), time.monotonic()
     watchdog = Watchdog(options.hang_limit_s)
     gc.collect()
-    files, descriptors = _files(), _num_descriptors()
-    with tempfile.TemporaryDirectory() as armed:
+    shared, descriptors = _shared_memory(), _num_descriptors()
+    with tempfile.TemporaryDirectory() as armed, tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = own  # whatever is left in it is ours
         with lgroup.LearnerGroup(config=_config(options, armed)) as group:
             _Session(group, options, Path(armed), outcome, processes, watchdog).run()
         watchdog.alive("closed")
+        outcome.add("leaks", "the end", checks.leftover_errors([], os.listdir(own)))
+        tempfile.tempdir = None
     gc.collect()
     outcome.add("orphans", "the end", _repeated(lambda: checks.process_errors([], processes.states())))
     outcome.add("leaks", "the end", checks.descriptor_errors(descriptors, _num_descriptors(), 0))
-    outcome.add("leaks", "the end", checks.leftover_errors(files, _files()))
+    outcome.add("leaks", "the end", checks.leftover_errors(shared, _shared_memory()))
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -259,9 +262,13 @@ class _Processes:
         found = {}
         for pid, process in list(self._known.items()):
             try:
-                found[pid] = process.status()
+                state, parent = process.status(), process.ppid()
             except psutil.NoSuchProcess:
                 del self._known[pid]
+                continue
+            # What a killed zygote left behind is for the system's first process to reap, which takes its time.
+            if state != psutil.STATUS_ZOMBIE or parent == os.getpid() or parent in self._known:
+                found[pid] = state
         return found
 
 
@@ -269,7 +276,5 @@ def _num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _files() -> set[str]:
-    shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("lgroup-")]
-    return {*shared, *temporary}
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
