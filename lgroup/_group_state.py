@@ -232,6 +232,11 @@ class GroupState:
         for number, why in self._blamed(undecided).items():
             self._interrupted_by_death(self.entries.log.find(number), *why)
         head = next((entry for entry in undecided if entry.in_log), None)
+        if head is not None:
+            # Whoever answered a question behind it may have seen what is taken back now.
+            for entry in undecided:
+                if not entry.in_log and entry.number > head.number:
+                    entry.sent_in, entry.replies = None, {}
         if head is not None and head.doom is None:
             error = first_error(head)
             if error is not None:

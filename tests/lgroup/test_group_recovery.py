@@ -255,3 +255,16 @@ def test_an_incident_is_told_once_with_the_first_death_first_and_what_followed()
     assert incident.in_flight == ("update 1",)
     assert "update 1 is tried again" in incident.consequences
     assert incident.as_dict()["first"]["pid"] == 2
+
+
+def test_a_question_that_saw_what_was_taken_back_is_asked_again() -> None:
+    world = settled(num_learners=2)
+    world.submit(EntryKind.CHANGE, {1: "raise before"})
+    question = world.submit(EntryKind.READ, one_learner=True)
+    for _ in range(2):
+        world.act(0)  # it holds the change and answers, ahead of the other one
+    world.act(1)
+    world.kill(0)
+    world.run()
+    (reply,) = world.verdicts[id(question)].replies.values()
+    assert reply.body["value"] == []

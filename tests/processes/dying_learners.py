@@ -38,6 +38,10 @@ def die(how: str) -> None:
         ctypes.string_at(0)
     elif how.startswith("exit"):
         os._exit(int(how[4:]))
+    elif how == "deadlock":  # with the interpreter's lock held; no signal handler ends it
+        mutex = ctypes.create_string_buffer(64)
+        for _ in range(2):
+            ctypes.PyDLL(None).pthread_mutex_lock(mutex)
     elif how.startswith("gil"):
         ctypes.PyDLL(None).usleep(int(float(how[3:]) * 1e6))
     elif how == "sleep":

@@ -17,7 +17,6 @@ import lgroup
 from lgroup.workers import current_worker
 
 ROWS, FEATURES, HIDDEN = 24, 6, 16
-GIL_HELD_S = 60
 
 
 class Net(torch.nn.Module):
@@ -55,7 +54,9 @@ class ChaosLearner(lgroup.Learner):
         if self._has("os_exit"):
             os._exit(4)
         if self._has("gil_held"):
-            ctypes.PyDLL(None).usleep(GIL_HELD_S * 1_000_000)
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):  # locked twice: it never returns, and keeps the interpreter's lock
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
         loss = torch.nn.functional.cross_entropy(fwd_out, batch["actions"]) * self.temperature
         return loss * float("nan") if self._has("nonfinite") else loss
 
