@@ -263,7 +263,6 @@ def test_a_question_that_saw_what_was_taken_back_is_asked_again() -> None:
     question = world.submit(EntryKind.READ, one_learner=True)
     for _ in range(2):
         world.act(0)  # it holds the change and answers, ahead of the other one
-    world.act(1)
     world.kill(0)
     world.run()
     (reply,) = world.verdicts[id(question)].replies.values()
