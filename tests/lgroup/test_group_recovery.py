@@ -261,8 +261,9 @@ def test_a_question_that_saw_what_was_taken_back_is_asked_again() -> None:
     world = settled(num_learners=2)
     world.submit(EntryKind.CHANGE, {1: "raise before"})
     question = world.submit(EntryKind.READ, one_learner=True)
-    for _ in range(2):
-        world.act(0)  # it holds the change and answers, ahead of the other one
+    world.submit(EntryKind.CHANGE)
+    for slot in (0, 0, 1):  # 0 holds the first change and answers the question before 1 raises
+        world.act(slot)
     world.kill(0)
     world.run()
     (reply,) = world.verdicts[id(question)].replies.values()
