@@ -155,7 +155,6 @@ class Requests:
         """Build the actor, then serve until told to stop."""
         if not self._build():
             self.leave(1)
-        self._context.phase = "idle"
         while True:
             message = self._channel.requests.get()
             if message.kind is Kind.STOP:
@@ -178,6 +177,7 @@ class Requests:
             self._actor = actor_class(*args, **kwargs)
         except Exception as error:
             return self._refuse(error, permanent=isinstance(error, PERMANENT))
+        self._context.phase = "idle"  # before it says so
         self._channel.send(Kind.READY, spec.request_id, None)
         return True
 

@@ -73,7 +73,7 @@ def two(multi: type[MultiRLModule]) -> MultiRLModuleSpec:
 def hosted(config: LearnerGroupConfig) -> LearnerHost:
     """A group of one."""
     host = LearnerHost(config.learner_class, config, config.get_multi_rl_module_spec(), seed=3)
-    host.join(1, 0, 1, 0, (), 1.0)
+    host.join(1, 0, 1, 0, ())
     return host
 
 
@@ -191,7 +191,7 @@ def test_after_an_exception_the_learner_has_left_its_group_until_it_joins_again(
     assert (reply["outcome"], reply["error"]["type"]) == ("raised", "RuntimeError")
     assert "forward" in reply["error"]["traceback"]
     assert update(host, {DEFAULT_MODULE_ID: rows()}) == {"outcome": "void"}
-    host.join(2, 0, 1, 0, (), 1.0)
+    host.join(2, 0, 1, 0, ())
     assert host.digests() == before
 
 
