@@ -137,7 +137,7 @@ class LearnerHost:
         """Copy a state, or parts of one, into the learner."""
         if self._is_void(generation):
             return {"outcome": "void"}
-        return self._attempt(lambda: self._call(Learner.set_state, {"state": state}))
+        return self._attempt(lambda: self._call(_set_state, {"state": state}))
 
     def read(self, generation: int, name: str, kwargs: Mapping[str, Any]) -> Reply:
         """Ask for something that changes nothing: ``get_state``, ``snapshot``, ``digests`` or ``module_ids``."""
@@ -217,6 +217,10 @@ class LearnerHost:
         found: dict[str, str] = {}
         _digest(state_tree.live_tree(self.learner), "", found)
         return found
+
+
+def _set_state(learner: Learner, state: Mapping[str, Any]) -> None:
+    learner.set_state(state)  # a subclass's own, if it has one
 
 
 def _digest(tree: Any, path: str, found: dict[str, str]) -> None:
