@@ -290,10 +290,10 @@ class Worker:
     # --- what happens to it, on the I/O thread ---
 
     def process_started(self, pid: int, pidfd: int) -> None:
-        """The zygote has forked it."""
+        """The zygote has forked it. It may have said that it is ready before this is read."""
         self._process.started(pid, pidfd)
         self._surroundings.io.add_reader(pidfd, partial(self._process_ended, pidfd))
-        if self._state is not WorkerState.STARTING:  # nobody wants it any more
+        if self._state in (WorkerState.STOPPING, WorkerState.EXITED):  # nobody wants it any more
             self._process.signal(signal.SIGKILL)
 
     def process_not_started(self, failure: StartFailure, why: str) -> None:
