@@ -14,10 +14,9 @@ from lgroup._group_slots import RecoveryPolicy
 from lgroup._liveness import Limits
 from lgroup._local_learners import LocalLearners
 from lgroup._remote_learners import RemoteLearners
-from lgroup._watchers import WorkerWatchers
 from lgroup.errors import ConfigError
 from lgroup.learner.host import LearnerHost
-from lgroup.workers import Cluster, WorkerSpec
+from lgroup.workers import Cluster, WorkerCallbacks, WorkerSpec
 
 if TYPE_CHECKING:
     from lgroup.config import LearnerGroupConfig
@@ -97,8 +96,8 @@ def build_learners(config: LearnerGroupConfig, module_spec: Any, cluster: Cluste
             start_timeout_s=cluster.start_timeout_s,
         )
 
-    watchers = WorkerWatchers(config.on_worker_died, config.on_worker_restarted)
-    return RemoteLearners(cluster, spec_of, config.num_learners, prefix, limits, watchers)
+    callbacks = WorkerCallbacks(config.on_worker_died, config.on_worker_restarted)
+    return RemoteLearners(cluster, spec_of, config.num_learners, prefix, limits, callbacks)
 
 
 def _for_learners(config: LearnerGroupConfig) -> LearnerGroupConfig:

@@ -12,14 +12,12 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+from lgroup._liveness import IN_COLLECTIVE
 from lgroup.learner.collective import CollectiveLost, GlooGroup
 from lgroup.workers import current_worker
 
 #: Seconds for one connection to come about, on one node or in one data centre.
 CONNECT_S = 5.0
-#: What a worker's phase says while it waits for its peers.
-IN_COLLECTIVE = "in collective"
-JOINING = "joining"
 
 
 class OpenGlooGroup:
@@ -57,21 +55,14 @@ class OpenGlooGroup:
         threading.Thread(
             target=self._open, args=(opening, store, rank, world_size), name=f"lgroup-join-{generation}", daemon=True
         ).start()
-        worker.phase = IN_COLLECTIVE
-        try:
+        with worker.in_phase(IN_COLLECTIVE):
             return opening.result()
-        finally:
-            worker.phase = JOINING
 
     def _open(self, opening: Future[GlooGroup], store: Any, rank: int, world_size: int) -> None:
-        worker = current_worker()
-
-        def waits(waits: bool) -> None:
-            worker.phase = IN_COLLECTIVE if waits else "calling"
-
+        waiting = current_worker().in_phase(IN_COLLECTIVE)
         try:
             group = GlooGroup(
-                store, rank, world_size, connect_s=CONNECT_S, collective_s=self._collective_s, waits=waits
+                store, rank, world_size, connect_s=CONNECT_S, collective_s=self._collective_s, waiting=waiting
             )
         except BaseException as error:
             with contextlib.suppress(InvalidStateError):

@@ -208,7 +208,7 @@ class Entries:
     # Snapshots
 
     def _ask_for_snapshot(self) -> None:
-        due = self.log.num_kept_updates >= self._policy.snapshot_every or self.log.is_half_full
+        due = self.log.num_kept >= self._policy.snapshot_every or self.log.is_half_full
         if due and not self._snapshot_asked:
             self._snapshot_asked = True
             self.admit(Entry(EntryKind.SNAPSHOT, self._snapshot_payload, one_learner=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lgroup._incident import Incident
-from lgroup._liveness import Look
+from lgroup.workers.health import Health
 
 
 class EntryKind(enum.Enum):
@@ -163,9 +163,9 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. `looks` is what each learner that could be looked at looked like."""
+    """Time passed. `looks` is how each learner that could be looked at was a moment ago."""
 
-    looks: Mapping[int, Look] = field(default_factory=dict)
+    looks: Mapping[int, Health] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

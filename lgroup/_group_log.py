@@ -70,8 +70,8 @@ class Log:
         return self.kept_bytes > self._max_kept_bytes // 2
 
     @property
-    def num_kept_updates(self) -> int:
-        """Applied updates since the last snapshot."""
+    def num_kept(self) -> int:
+        """Applied entries since the last snapshot."""
         return len(self._forgotten) + len(self.kept)
 
     def snapshot_taken(self, snapshot: Any, position: int) -> None:

@@ -174,10 +174,7 @@ class Slots:
             return self._restarts.pause_before(self._slots[slot].streak, self._random)
         self._move(slot, SlotState.GONE)
         if policy.restart:
-            self.why_gone = LGroupError(
-                f"learners were restarted {policy.max_restarts} times within {policy.restart_window_s:g} s "
-                "(max_restarts, restart_window_s)"
-            )
+            self.why_gone = LGroupError(self._budget.text)
         return None
 
     def enough(self) -> bool:

@@ -10,29 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from lgroup.workers.health import Health
+
 #: Seconds that an interrupted learner has for leaving its collective. Its sockets are shut, which mostly takes
 #: milliseconds; but where a peer died in the middle of a message, gloo was seen to wait on, about once in 300 deaths.
 #: Longer than two beats, so that what the learner last said of itself is newer than the interrupt.
 LEAVE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a learner's process looked like a moment ago.
-
-    Attributes:
-        silent_s: Seconds since it last answered; the coordinator's own pauses don't count.
-        stopped: The process is stopped, as by SIGSTOP.
-        computing: It used CPU time lately.
-        phase: What it last said it did.
-        in_collective: It last said that it waits for its peers.
-    """
-
-    silent_s: float = 0.0
-    stopped: bool = False
-    computing: bool = True
-    phase: str = ""
-    in_collective: bool = False
+#: What a learner says it does while it waits for its peers.
+IN_COLLECTIVE = "in collective"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +67,7 @@ class Judgement:
 
 
 def judge(
-    looks: Mapping[int, Look],
+    looks: Mapping[int, Health],
     owing: Collection[int],
     *,
     waited_s: float,
@@ -98,7 +85,7 @@ def judge(
         what: What they owe, such as "answer update 7".
         interrupted_s: How long ago they were told to leave their collective; None: they were not.
     """
-    idle = Look()
+    idle = Health()
     kill = {slot: blame for slot, look in looks.items() if (blame := _stuck(look, limits)) is not None}
     waiting = [slot for slot in owing if _waits_for_peers(looks.get(slot, idle), limits)]
     if interrupted_s is not None and interrupted_s > LEAVE_S:
@@ -115,17 +102,15 @@ def judge(
     return Judgement(kill)
 
 
-def _stuck(look: Look, limits: Limits) -> Blame | None:
-    if look.silent_s <= limits.heartbeat_s:
+def _stuck(look: Health, limits: Limits) -> Blame | None:
+    if not look.stuck(limits.heartbeat_s):
         return None
     silent = f"silent for {look.silent_s:.1f} s (heartbeat_timeout_s={limits.heartbeat_s:g})"
     if look.stopped:
         return Blame(f"its process is stopped, and {silent}", own=False)
-    if not look.computing:
-        return Blame(f"it uses no CPU time, and is {silent}", own=True)
-    return None
+    return Blame(f"it uses no CPU time, and is {silent}", own=True)
 
 
-def _waits_for_peers(look: Look, limits: Limits) -> bool:
+def _waits_for_peers(look: Health, limits: Limits) -> bool:
     # Whoever waits in a collective answers at once; a silent one has gone on to something else.
-    return look.in_collective and look.silent_s <= 3 * limits.beat_s
+    return look.phase == IN_COLLECTIVE and look.silent_s <= 3 * limits.beat_s

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 
-from lgroup._gloo_opener import IN_COLLECTIVE
 from lgroup._group_events import (
     Event,
     Interrupt,
@@ -28,12 +27,20 @@ from lgroup._group_events import (
     WorkerLost,
     WorkerReady,
 )
-from lgroup._liveness import Limits, Look
+from lgroup._liveness import Limits
 from lgroup._replies import read_answer, read_error
-from lgroup._watchers import WorkerWatchers
 from lgroup.learner.collective import CollectiveLost
 from lgroup.learner.host import describe
-from lgroup.workers import Cluster, Reply, Worker, WorkerExit, WorkerSpec, prepare_call
+from lgroup.workers import (
+    Cluster,
+    Reply,
+    Worker,
+    WorkerCallbacks,
+    WorkerEvent,
+    WorkerExit,
+    WorkerSpec,
+    prepare_call,
+)
 from lgroup.workers.errors import ActorError
 from lgroup.workers.start_policy import StartFailure
 
@@ -61,13 +68,13 @@ class RemoteLearners:
         num_learners: int,
         prefix: str,
         limits: Limits,
-        watchers: WorkerWatchers,
+        callbacks: WorkerCallbacks,
     ) -> None:
         self._cluster = cluster
         self._spec_of = spec_of
         self._prefix = prefix
         self._limits = limits
-        self._watchers = watchers
+        self._callbacks = callbacks
         self._post: Callable[[Event], None] = lambda event: None
         self._stopped = False
         workers = _started([cluster.launch(spec_of(slot)) for slot in range(num_learners)])
@@ -93,14 +100,16 @@ class RemoteLearners:
         if self._stopped or self._cluster.closed:
             return
         self._cluster.io.call_later(self._limits.beat_s, self._tick)
-        looks = {}
-        for slot, place in enumerate(self._places):
-            health = place.worker.health
-            if place.worker.exit is None and health is not None:
-                looks[slot] = Look(
-                    health.silent_s, health.stopped, health.cpu_advancing, health.phase, health.phase == IN_COLLECTIVE
-                )
-        self._post(Tick(looks))
+        workers = {slot: place.worker for slot, place in enumerate(self._places)}
+        self._post(
+            Tick(
+                {
+                    slot: worker.health
+                    for slot, worker in workers.items()
+                    if worker.exit is None and worker.health is not None
+                }
+            )
+        )
 
     # Coming and going
 
@@ -110,7 +119,7 @@ class RemoteLearners:
             return
         record = {**ended.as_dict(), "stacks": place.stacks}
         cause = ActorError(f"rank {place.rank}: {ended.text}", actor_died=True)
-        self._watchers.died(slot, worker, ended)
+        self._callbacks.died(_event(slot, worker, ended.text))
         self._post(WorkerLost(slot, cause, ended.own, record))
 
     def start(self, start: Start) -> None:
@@ -140,7 +149,7 @@ class RemoteLearners:
             worker.kill()
             return
         self._post(WorkerReady(slot))
-        self._watchers.restarted(slot, worker)
+        self._callbacks.restarted(_event(slot, worker, f"{worker.name} (pid {worker.pid}) is up"))
         self._listen(slot, worker)
 
     def _did_not_start(self, slot: int, worker: Worker, error: BaseException) -> None:
@@ -241,7 +250,7 @@ class RemoteLearners:
             for future in gone:
                 with contextlib.suppress(TimeoutError):
                     future.result(timeout=5.0)
-        self._watchers.close()
+        self._callbacks.close()
 
     def name(self, slot: int) -> str:
         """Who the learner in a slot is."""
@@ -283,6 +292,10 @@ def _started(futures: list[Future[Worker]]) -> list[Worker]:
 def _kill_if_started(future: Future[Worker]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().kill()
+
+
+def _event(slot: int, worker: Worker, text: str) -> WorkerEvent:
+    return WorkerEvent(worker.name, slot, worker.incarnation, worker.node, worker.pid, text)
 
 
 def _exit_of(worker: Worker) -> Future[None]:

@@ -28,6 +28,8 @@ STATE_AFTER_UPDATE = "_rl_module_state_after_update"
 class UpdateResult(list[dict[str, Any]]):
     """One dict of metrics per learner, ``{module_id: {...}, "__all_modules__": {...}}``, with RLlib's key names.
 
+    A learner that died after the others had decided the update, and before it could report, has no dict in it.
+
     Attributes:
         seq: The update's number among the group's submissions, from 1; None if it was none (nothing to train).
         status: ``applied``, ``dropped``, ``failed`` or ``noop``.

@@ -10,7 +10,7 @@ from lgroup.workers.calls import PreparedCall, RemoteError, Reply, prepare_call
 from lgroup.workers.cluster import Cluster
 from lgroup.workers.context import WorkerContext, current_worker, in_worker
 from lgroup.workers.errors import ActorError, WorkerStartError
-from lgroup.workers.event_thread import EventThread, WorkerEvent
+from lgroup.workers.event_thread import WorkerCallbacks, WorkerEvent
 from lgroup.workers.health import AwakeClock, Health
 from lgroup.workers.results import CallResult, RemoteCallResults, ResultOrError
 from lgroup.workers.spec import WorkerExit, WorkerSpec, WorkerState
@@ -23,7 +23,6 @@ __all__ = [
     "AwakeClock",
     "CallResult",
     "Cluster",
-    "EventThread",
     "Health",
     "PreparedCall",
     "RemoteCallResults",
@@ -32,6 +31,7 @@ __all__ = [
     "ResultOrError",
     "StartPolicy",
     "Worker",
+    "WorkerCallbacks",
     "WorkerContext",
     "WorkerEvent",
     "WorkerExit",

@@ -145,7 +145,7 @@ class ActorSlot:
             worker = future.result()
             if self._up(worker):
                 text = f"{worker.name} (pid {worker.pid}) is up again, incarnation {worker.incarnation}"
-                self._supervision.restarted(self._event(worker.node, worker.pid, text))
+                self._supervision.callbacks.restarted(self._event(worker.node, worker.pid, text))
             return
         with self._lock:
             if self._state is not SlotState.STARTING:
@@ -190,7 +190,7 @@ class ActorSlot:
             self._down(why)
         else:
             self._launcher.later(self._policy.pause_before(self._streak, self._random), self._relaunch)
-        self._supervision.died(event)
+        self._supervision.callbacks.died(event)
 
     def _relaunch(self) -> None:
         with self._lock:

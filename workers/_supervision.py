@@ -1,24 +1,20 @@
 """What an actor group does about actors that die or fall silent: the settings of its slots, shared by all of them.
 
-The budget counts each start that follows a death or a failed restart, whichever actor it was. Users' callbacks run on a
-thread of their own, so that they may call the group and may take their time.
+The budget counts each start that follows a death or a failed restart, whichever actor it was.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
-from lgroup.workers.event_thread import EventThread, WorkerEvent
+from lgroup.workers.event_thread import OnWorker, WorkerCallbacks
 from lgroup.workers.health import Health
 from lgroup.workers.start_policy import RestartBudget
 from lgroup.workers.worker import Worker
 
 # A silent worker's CPU time is compared over five intervals, so these are the timeout.
 BEATS_PER_TIMEOUT = 5
-
-OnWorker = Callable[[WorkerEvent], object]
 
 
 class Supervision:
@@ -39,11 +35,9 @@ class Supervision:
         self.restart = restart
         self._budget = RestartBudget(max_restarts, restart_window_s)
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._on_died = on_died
-        self._on_restarted = on_restarted
         self._lock = threading.Lock()
         self._condemned: set[int] = set()  # workers whose stacks are being dumped
-        self._events = EventThread()
+        self.callbacks = WorkerCallbacks(on_died, on_restarted)
 
     def take_restart(self) -> str | None:
         """Take one restart from the budget; if none is left, a text that says so."""
@@ -55,16 +49,6 @@ class Supervision:
         """How often a worker is to be watched."""
         return self._heartbeat_timeout_s / BEATS_PER_TIMEOUT
 
-    def died(self, event: WorkerEvent) -> None:
-        """An actor's process is gone, or did not come up again."""
-        if self._on_died is not None:
-            self._events.put(self._on_died, event)
-
-    def restarted(self, event: WorkerEvent) -> None:
-        """An actor is up in a new process."""
-        if self._on_restarted is not None:
-            self._events.put(self._on_restarted, event)
-
     def beat(self, worker: Worker, health: Health) -> None:
         """Kill ``worker`` if it was stopped, or silent without using CPU time, for the heartbeat timeout."""
         if worker.id in self._condemned or not health.stuck(self._heartbeat_timeout_s):
@@ -72,10 +56,6 @@ class Supervision:
         self._condemned.add(worker.id)
         reason = f"{health.text} (heartbeat_timeout_s={self._heartbeat_timeout_s:g})"
         worker.dump_stacks(lambda _: self._dumped(worker, reason))
-
-    def close(self) -> None:
-        """Call no more callbacks after those that are due."""
-        self._events.close()
 
     def _dumped(self, worker: Worker, reason: str) -> None:
         self._condemned.discard(worker.id)

@@ -24,9 +24,10 @@ from lgroup.workers._actor_arguments import (
 from lgroup.workers._actor_slot import ActorSlot, SlotState
 from lgroup.workers._async_calls import AsyncCalls
 from lgroup.workers._gather import Gather
-from lgroup.workers._supervision import OnWorker, Supervision
+from lgroup.workers._supervision import Supervision
 from lgroup.workers.calls import PreparedCall, Reply, Target, prepare_call
 from lgroup.workers.cluster import Cluster
+from lgroup.workers.event_thread import OnWorker
 from lgroup.workers.results import CallResult, RemoteCallResults, ResultOrError, result_of
 from lgroup.workers.spec import WorkerSpec
 from lgroup.workers.worker import STOP_GRACE_S
@@ -343,7 +344,7 @@ class ActorGroup:
     def close(self) -> None:
         """End all actors, and the cluster if it is the group's own. May be called again."""
         self.clear()
-        self._supervision.close()
+        self._supervision.callbacks.close()
         if self._own_cluster:
             self._cluster.close()
 

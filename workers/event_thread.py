@@ -1,4 +1,6 @@
-"""Calls users' callbacks about events, one after the other, on a thread that nothing else waits for."""
+"""Calls users' callbacks about workers that die and come back, one after the other, on a thread that nothing else
+waits for: they may call the group, and may take their time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class WorkerEvent:
     text: str
 
 
-OnEvent = Callable[[WorkerEvent], object]
+OnWorker = Callable[[WorkerEvent], object]
 
 
 class EventThread:
@@ -38,12 +40,12 @@ class EventThread:
 
     def __init__(self, name: str = "lgroup-events") -> None:
         self._name = name
-        self._events: queue.SimpleQueue[tuple[OnEvent, WorkerEvent] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[OnWorker, WorkerEvent] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def put(self, callback: OnEvent, event: WorkerEvent) -> None:
+    def put(self, callback: OnWorker, event: WorkerEvent) -> None:
         """Have ``callback(event)`` called. What it raises is logged. After ``close`` nothing happens."""
         with self._lock:
             if self._closed:
@@ -67,3 +69,26 @@ class EventThread:
                 callback(event)
             except Exception:
                 logger.exception("a callback about %s raised", event.name)
+
+
+class WorkerCallbacks:
+    """A user's two callbacks, each called once per event."""
+
+    def __init__(self, on_died: OnWorker | None, on_restarted: OnWorker | None) -> None:
+        self._on_died = on_died
+        self._on_restarted = on_restarted
+        self._thread = EventThread()
+
+    def died(self, event: WorkerEvent) -> None:
+        """A process is gone."""
+        if self._on_died is not None:
+            self._thread.put(self._on_died, event)
+
+    def restarted(self, event: WorkerEvent) -> None:
+        """A process took the place of one that died."""
+        if self._on_restarted is not None:
+            self._thread.put(self._on_restarted, event)
+
+    def close(self) -> None:
+        """Call no more callbacks after those that are due."""
+        self._thread.close()

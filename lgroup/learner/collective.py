@@ -12,11 +12,18 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+#: How often a waiting rank looks whether its group was interrupted. Gloo itself does not always notice: where a peer
+#: dies in the middle of a message, whoever was reading it is never told, and waits until the timeout.
+WAIT_SLICE = timedelta(seconds=0.1)
+
+_abandoned: list[Any] = []
 
 
 class CollectiveLost(RuntimeError):
@@ -115,7 +122,7 @@ class GlooGroup:
         connect_s: For each connection to come about. Gloo tries five times, so a peer that died after it had told its
             address costs five times as long: whoever waits for that should not be the main thread.
         collective_s: For each collective.
-        waits: Told True when a collective is waited for, False when it is over.
+        waiting: Entered whenever a collective is waited for.
     """
 
     def __init__(
@@ -126,12 +133,12 @@ class GlooGroup:
         *,
         connect_s: float,
         collective_s: float,
-        waits: Callable[[bool], None] = lambda waits: None,
+        waiting: AbstractContextManager[object] | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._lost = False
-        self._waits = waits
+        self._waiting = waiting or contextlib.nullcontext()
         self._timeout = timedelta(seconds=collective_s)
         self._closing = threading.Lock()
         before = _sockets()
@@ -179,13 +186,21 @@ class GlooGroup:
             raise self._failed(error) from None
 
     def _wait(self, work: Any) -> None:
-        self._waits(True)
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self._failed(error) from None
-        finally:
-            self._waits(False)
+        with self._waiting:
+            while True:
+                try:
+                    work.wait(WAIT_SLICE)
+                    return
+                except RuntimeError as error:
+                    if self._lost or work.is_completed():
+                        self._abandon_unless_completed(work)
+                        raise self._failed(error) from None
+
+    def _abandon_unless_completed(self, work: Any) -> None:
+        if not work.is_completed():
+            # Letting go of a group waits for its operations, so this one is kept for good. Nothing writes to its
+            # tensors any more: all its connections are shut.
+            _abandoned.append((self._group, work))
 
     def interrupt(self) -> None:
         """Shut the connections down: whoever waits in a collective raises, here and at the peers. From any thread."""

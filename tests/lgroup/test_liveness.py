@@ -6,31 +6,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgroup._building import recovery_policy
-from lgroup._liveness import Judgement, Limits, Look, judge
+from lgroup._liveness import IN_COLLECTIVE, Judgement, Limits, judge
 from lgroup.config import LearnerGroupConfig
+from lgroup.workers import Health
 
 LIMITS = Limits(heartbeat_s=4.0, update_s=10.0)
-WAITING = Look(phase="in collective", in_collective=True)
+WAITING = Health(phase=IN_COLLECTIVE)
 
 
 def judged(
-    looks: dict[int, Look], owing: list[int], waited_s: float = 0.0, interrupted_s: float | None = None
+    looks: dict[int, Health], owing: list[int], waited_s: float = 0.0, interrupted_s: float | None = None
 ) -> Judgement:
     return judge(looks, owing, waited_s=waited_s, limits=LIMITS, what="answer update 7", interrupted_s=interrupted_s)
 
 
 def test_a_stopped_learner_is_stuck_by_no_doing_of_its_own() -> None:
-    blame = judged({0: Look(silent_s=4.5, stopped=True), 1: Look()}, []).kill
+    blame = judged({0: Health(silent_s=4.5, stopped=True), 1: Health()}, []).kill
     assert list(blame) == [0] and not blame[0].own
 
 
 def test_a_silent_learner_without_cpu_time_is_stuck_and_one_that_computes_is_busy() -> None:
-    looks = {0: Look(silent_s=4.5, computing=False), 1: Look(silent_s=9.0, computing=True)}
+    looks = {0: Health(silent_s=4.5, cpu_advancing=False), 1: Health(silent_s=9.0, cpu_advancing=True)}
     assert list(judged(looks, [0, 1]).kill) == [0]
 
 
 def test_a_busy_learner_has_until_the_update_limit() -> None:
-    looks = {0: Look(silent_s=9.0, computing=True, phase="calling"), 1: WAITING}
+    looks = {0: Health(silent_s=9.0, cpu_advancing=True, phase="calling"), 1: WAITING}
     assert judged(looks, [0, 1], waited_s=9.9) == Judgement()
     blame = judged(looks, [0, 1], waited_s=10.1).kill
     assert list(blame) == [0], "who waits for it is not to blame"
@@ -45,14 +46,14 @@ def test_if_all_wait_in_the_collective_they_are_interrupted_once_and_killed_only
 
 
 def test_a_learner_that_does_not_leave_its_collective_when_it_is_told_to_is_killed_soon() -> None:
-    looks = {0: WAITING, 1: Look(phase="calling"), 2: Look(phase="idle")}
+    looks = {0: WAITING, 1: Health(phase="calling"), 2: Health(phase="idle")}
     assert judged(looks, [0, 1], waited_s=1.0, interrupted_s=1.9) == Judgement()
     blame = judged(looks, [0, 1], waited_s=1.0, interrupted_s=2.1).kill
     assert list(blame) == [0] and not blame[0].own
 
 
 def test_a_learner_that_fell_silent_after_it_waited_is_no_longer_taken_for_waiting() -> None:
-    gone_on = Look(silent_s=9.0, computing=True, phase="in collective", in_collective=True)
+    gone_on = Health(silent_s=9.0, cpu_advancing=True, phase=IN_COLLECTIVE)
     assert list(judged({0: gone_on, 1: WAITING}, [0, 1], waited_s=10.1).kill) == [0]
 
 

@@ -300,20 +300,28 @@ def _states(num_updates: int, num_kills: int, **settings: Any) -> tuple[Any, lis
                 kills.pop(0)
                 with contextlib.suppress(ProcessLookupError):  # it is dead already, and not replaced yet
                     os.kill(pid_of(group, chance.randrange(2)), signal.SIGKILL)
-        losses = [future.result(60).reduced["default_policy"] for future in futures]
+        results = [future.result(60) for future in futures]
         whole_stats = check(group)
-        return group.get_state(), losses, whole_stats
+        return group.get_state(), results, whole_stats
 
 
 def test_with_all_learners_needed_kills_change_not_one_bit_of_the_outcome() -> None:
     """Dropout, batch norm, shuffling, a Python attribute that hooks change, up to three updates in flight."""
     num_updates, num_kills = (400, 60) if FULL_SIZE else (60, 9)
-    calm, calm_losses, _ = _states(num_updates, 0, min_learners=2)
-    wild, wild_losses, stats = _states(num_updates, num_kills, min_learners=2)
+    calm, calm_results, _ = _states(num_updates, 0, min_learners=2)
+    wild, wild_results, stats = _states(num_updates, num_kills, min_learners=2)
     assert stats["num_restarts"] >= num_kills // 2
     assert stats["updates"]["applied"] == num_updates and stats["updates"]["failed"] == {}
     assert same_state(calm, wild)
-    assert calm_losses == wild_losses
+    losses = [
+        [result[0]["default_policy"]["total_loss"], result.reduced["default_policy"]["total_loss"]]
+        for result in calm_results
+    ]
+    for loss, result in zip(losses, wild_results, strict=True):
+        # Who died after an update was decided, and before it could say so, reported nothing of its part.
+        if len(result) == 2:
+            assert [result[0]["default_policy"]["total_loss"], result.reduced["default_policy"]["total_loss"]] == loss
+    assert sum(len(result) == 2 for result in wild_results) >= num_updates - num_kills
 
 
 def test_shrinking_instead_of_waiting_gives_the_same_up_to_rounding() -> None:
